@@ -333,7 +333,7 @@ class SegmentedJournal(Journal):
         """
         dense = [segment for segment in self.segments() if not segment.sparse]
         chosen = dense[:: len(dense) // most + 1]
-        parts: list[Part] = []
+        parts: list[Extent | Span] = []
         for segment in chosen:
             step = (segment.end - segment.first) * len(chosen) // most + 1
             for index in range(segment.first, segment.end, step):
