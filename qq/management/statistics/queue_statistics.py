@@ -26,7 +26,6 @@ from qq.diagnosis.queue_watch import (
 )
 from qq.machine.protocol.commands import LIVE_UNLIMITED
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
-from qq.management.statistics.entry_times import EntryTimes
 from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
 from qq.management.statistics.totals import (
     ExchangeNumbers,
@@ -78,7 +77,6 @@ class QueueStatistics:
         self.began_ms = 0
         """Cluster time (ms) of the first sample after the start."""
         self._kept_samples = KeptSamples()
-        self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch("consumers", held_by_consumer)
         self.group_watch = HeldWatch("groups", held_by_group)
@@ -97,9 +95,9 @@ class QueueStatistics:
 
     async def sample(self) -> None:
         """Sample the numbers of all queues for their rates, totals and diagnosis."""
-        self.entry_times.record(self._group.engine.applied_index, self._group.time_ms())
         if self._machine.catalog is not self._catalog:
             self._catalog, self._revisions = self._machine.catalog, {}
+            self._group.load_entry_times()
         if self._broker.live and not self._counts:
             self._counts, self.began_ms = True, self._group.time_ms()
             self.rates, self._revisions, self._vhost_totals = Rates(), {}, VhostTotals(self._clients)
@@ -181,7 +179,7 @@ class QueueStatistics:
 
     def _check_sink(self, sink: Sink, oldest: int) -> None:
         now_ms, outage_ms = self._group.time_ms(), self._machine.outage_ms
-        idle_ms, age_ms = now_ms - outage_ms - sink.used_ms, self.entry_times.age_ms(oldest, now_ms)
+        idle_ms, age_ms = now_ms - outage_ms - sink.used_ms, self._group.entry_times.age_ms(oldest, now_ms)
         is_silent = idle_ms >= SILENT_MS
         lasts_ms = idle_ms if is_silent else age_ms
         if lasts_ms >= SILENT_MS:
