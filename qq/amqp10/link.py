@@ -1,7 +1,7 @@
 """A link of a session, in either direction: attaching and detaching (section 2.6).
 
-Invariant: the server answers each attach and each detach of a client once. A handle is in use until both sides have
-detached. The server uses the client's number as its own handle.
+Invariant: the server answers each attach and each detach of a client once. The server uses the client's number as its
+own handle. A client may use the handle again when it has detached; the next attach waits until the server has detached.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from qq.amqp10.performatives import AttachFrame, DetachFrame, ErrorReply, Source
 
 if TYPE_CHECKING:
     from qq.amqp10.conditions import LinkFailure
+    from qq.amqp10.session import LinkRequested
     from qq.amqp10.windows import SessionWindows
 
 
@@ -50,7 +51,7 @@ class LinkFault(NamedTuple):
 class Link10:
     """The part that links of both directions share."""
 
-    __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "state")
+    __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "next_request", "state")
 
     def __init__(self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link10]) -> None:
         self.attach = attach
@@ -63,7 +64,21 @@ class Link10:
         """The links of the session, by the handles that are in use."""
         self._detach: DetachFrame | None = None
         """The client's detach, before it is answered."""
+        self.next_request: LinkRequested | None = None
+        """The client's next attach with the handle, which waits for the end of this link."""
         links[attach.handle] = self
+
+    @property
+    def has_client_detached(self) -> bool:
+        """Whether the client may use the handle again, although the server has not detached."""
+        return self._detach is not None
+
+    def take_next_request(self) -> list[LinkRequested]:
+        """Return the client's next attach with the handle, if this link has ended and its session has not."""
+        if self.next_request is None or self.state is not LinkState.DETACHED:
+            return []
+        request, self.next_request = self.next_request, None
+        return [request] if request.is_pending else []
 
     @property
     def is_open(self) -> bool:
@@ -130,4 +145,5 @@ class Link10:
 
     def _leave(self) -> None:
         self.state = LinkState.DETACHED
-        del self._links[self.handle]
+        if self._links[self.handle] is self:
+            del self._links[self.handle]
