@@ -250,7 +250,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     # Events of the client
 
-    def _handle_all(self, events: list[Event10]) -> None:
+    def _handle_all(self, events: Sequence[Event10]) -> None:
         for event in events:
             if self._engine.phase is Phase10.CLOSING:
                 return  # an earlier event has failed the connection, so later events are dropped
@@ -403,7 +403,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     def _attach_next(self, link: Link10) -> None:
         """Attach the link for which the client uses the handle of an ended link again."""
-        self._handle_all(link.take_next_request())
+        if not self._transport.is_closing():
+            self._handle_all(link.take_next_request())
 
     def end_session(self, session: Session10, error: ErrorReply) -> None:
         """End a session with all its links."""
