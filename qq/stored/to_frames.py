@@ -315,12 +315,12 @@ def _table(headers: dict[str, bytes]) -> bytes:
     return b"".join(pairs)
 
 
-def _id_text(value: ULong | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
+def _id_text(value: int | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
     """Return an id as a text. A binary or too long id becomes the header `name` instead."""
     match value:
         case None:
             return None
-        case ULong():
+        case int():
             return str(int(value))
         case Uuid():
             return _urn(value)

@@ -47,6 +47,8 @@ def expect_sections(messages: list[bytes]) -> None:
 
 _text = st.text("ab\xe9", min_size=3, max_size=4)
 _ids = st.one_of(
+    st.integers(-(2**63), 2**63 - 1).map(Long),
+    st.integers(0, 2**32 - 1).map(UInt),
     _text,
     st.binary(min_size=2, max_size=3),
     st.integers(0, 2**64 - 1).map(ULong),
