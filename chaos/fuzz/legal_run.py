@@ -34,6 +34,7 @@ from pamqp.common import FieldTable
 
 from chaos.fuzz.answers import INTERNAL_ERROR, HarmError
 from chaos.fuzz.conversations import marshal
+from chaos.fuzz.hostile10 import HostileClient10
 from chaos.fuzz.legal import UNPRIVILEGED, USER, VHOSTS, Act, Request, draw_act, opening, publish
 from chaos.fuzz.run import QUIET_S, TROUBLE
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
@@ -419,7 +420,10 @@ def hostile_client(client: socket.socket, act: Act, frames: Iterable[bytes], ans
 
     An act with a single connection ends with the closing handshake. Raises HarmError for an illegal answer of the node.
     """
-    _HostileClient(client, answers).run(act, frames)
+    if act.items10 is None:
+        _HostileClient(client, answers).run(act, frames)
+    else:
+        HostileClient10(client, answers).run(act.user, act.vhost, act.items10, closes=act.connections == 1)
 
 
 class _HostileClient:
