@@ -78,7 +78,7 @@ _LOST = frozenset(("x-exchange", "x-routing-key", "x-death"))
 _DEATH = frozenset(("count", "reason", "queue", "first-time", "exchange", "routing-keys"))
 """Keys of a death in an annotation."""
 _SHORT_BYTES_MAX = 255
-_DURABLE, _TRANSIENT = 2, 1
+_DURABLE = 2
 _SECOND_MS = 1000
 _MASK = 2**64 - 1
 
@@ -269,8 +269,8 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
 
 def _header_properties(header: MessageHeader) -> dict[str, str | int | None]:
     return {
-        # RabbitMQ 4.0 takes a message that does not say for durable.
-        "delivery_mode": _TRANSIENT if header.durable is False else _DURABLE,
+        # In RabbitMQ 4.0 a message without the field is durable, and a transient message has no delivery mode.
+        "delivery_mode": None if header.durable is False else _DURABLE,
         "priority": header.priority,
         "expiration": None if header.ttl is None else str(header.ttl),
     }

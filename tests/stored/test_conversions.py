@@ -80,7 +80,7 @@ def properties_of(message: bytes) -> dict[str, Any]:
         (MessageHeader(durable=True, ttl=0), {"delivery_mode": 2, "expiration": "0"}),
         (
             MessageHeader(durable=False, priority=0, ttl=2**32 - 1),
-            {"delivery_mode": 1, "priority": 0, "expiration": "4294967295"},
+            {"priority": 0, "expiration": "4294967295"},
         ),
     ],
 )
