@@ -48,6 +48,10 @@ _HEADERS = {
 }
 
 
+PAUSE = b""
+"""Stands among the frames where the client waits until the node is silent."""
+
+
 class Conversation(NamedTuple):
     """The frames that a client sends."""
 
@@ -55,10 +59,11 @@ class Conversation(NamedTuple):
     frames: list[bytes]
     opening: int
     """Number of frames before the connection is open."""
+    is_amqp10: bool = False
 
 
 def conversations() -> list[Conversation]:
-    """Return all conversations, ordered so that each finds the objects that it needs."""
+    """Return all conversations of AMQP 0-9-1, ordered so that each finds the objects that it needs."""
     bodies = {
         "publish": _publish(),
         "consume": _consume(),

@@ -13,6 +13,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
+from chaos.fuzz.answers import HarmError
 from chaos.fuzz.floods import (
     WAIT_CPU_S,
     Waited,
@@ -25,7 +26,6 @@ from chaos.fuzz.floods import (
     prepare,
 )
 from chaos.fuzz.legal_run import Pulse
-from chaos.fuzz.run import HarmError
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:

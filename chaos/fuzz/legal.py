@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice, product, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -18,6 +18,8 @@ from pamqp import commands, header
 from pamqp.body import ContentBody
 
 from chaos.fuzz.conversations import CAPABILITIES, PROTOCOL_HEADER, marshal
+from chaos.fuzz.legal10 import KINDS10, Amount, Item10, items10
+from chaos.fuzz.operators import Request
 from qq.amqp.encoding import method_frame
 from qq.octets import text_of
 from qq.stored.editing import make, short_string
@@ -51,14 +53,6 @@ _DURABLE = b"\2"
 """The flags of queue.declare for a durable queue."""
 
 
-class Request(NamedTuple):
-    """An HTTP request of the cluster's administrator."""
-
-    method: str
-    path: str
-    body: bytes = b""
-
-
 class Act(NamedTuple):
     name: str
     user: str
@@ -68,6 +62,8 @@ class Act(NamedTuple):
     requests: Iterable[Request] = ()
     channels: int = 1
     """The highest channel number that the act uses."""
+    items10: Iterable[Item10] | None = None
+    """What a client of AMQP 1.0 sends instead, after its connection and a session are open."""
     connections: int = 1
     """Number of connections that send the same frames in turn; each stays open until the last is done."""
 
@@ -545,6 +541,11 @@ def _tenants(scale: Scale, name: str, vhost: str) -> Act:
     return Act(name, USER, vhost, (), requests)
 
 
+def _act10(kind: str, scale: Scale, name: str, vhost: str) -> Act:
+    """Return an act of a client of AMQP 1.0."""
+    return Act(name, USER, vhost, items10=items10(kind, Amount(scale.random, scale.most), name))
+
+
 KINDS: Mapping[str, Callable[[Scale, str, str], Act]] = {
     "tables": _tables,
     "dead-letters": _dead_letters,
@@ -565,4 +566,5 @@ KINDS: Mapping[str, Callable[[Scale, str, str], Act]] = {
     "policies": _policies,
     "definitions": _definitions,
     "tenants": _tenants,
+    **{kind: partial(_act10, kind) for kind in KINDS10},
 }

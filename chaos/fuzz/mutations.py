@@ -1,4 +1,4 @@
-"""Damages a conversation before it is sent.
+"""Damages a conversation of AMQP 0-9-1 before it is sent, and of AMQP 1.0 with the changes in mutations10.py.
 
 Invariant: a mutated conversation is a function of its random numbers.
 """
@@ -6,16 +6,18 @@ Invariant: a mutated conversation is a function of its random numbers.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pamqp.frame
 from pamqp import exceptions
 from pamqp.base import Frame
 
-from chaos.fuzz.conversations import CLASSIC, QUEUE, SOURCE
+from chaos.fuzz.conversations import CLASSIC, PAUSE, QUEUE, SOURCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from random import Random
 
     from chaos.fuzz.conversations import Conversation
@@ -89,17 +91,30 @@ _RECOVER_ASYNC = b"\x00\x3c\x00\x64"
 """pamqp warns about this method, because it is deprecated."""
 
 
-def mutate(random: Random, all_of: Sequence[Conversation]) -> bytes:
-    """Draw a conversation and return its damaged bytes."""
+Change = Callable[["Random", list[bytes], int], None]
+"""Changes frames from an index on, which is that of a frame."""
+
+
+def mutate(random: Random, all_of: Sequence[Conversation], changes: Sequence[Change]) -> list[bytes]:
+    """Draw a conversation and return its damaged bytes, divided where the client waits for the node.
+
+    `changes` are those of the protocol, besides those that frames of any protocol have.
+    """
     conversation = random.choice(all_of)
+    changes = (*COMMON_CHANGES, *changes)
     frames = list(conversation.frames)
     first = 0 if random.random() < IN_OPENING else conversation.opening
     for _ in range(random.randint(1, CHANGES_MAX)):
         if first < len(frames):
-            random.choice(_CHANGES)(random, frames, first)
+            random.choice(changes)(random, frames, first)
         if random.random() < 1 / CHANGES_MAX:
             _splice(random, frames, first, random.choice(all_of))
-    return b"".join(frames)
+    return divided(frames)
+
+
+def divided(frames: Sequence[bytes]) -> list[bytes]:
+    """Return the bytes of a conversation, divided at its pauses."""
+    return [b"".join(group) for is_pause, group in groupby(frames, PAUSE.__eq__) if not is_pause]
 
 
 def _drop(random: Random, frames: list[bytes], first: int) -> None:
@@ -131,7 +146,7 @@ def _cut(random: Random, frames: list[bytes], first: int) -> None:
 def _change_bytes(random: Random, frames: list[bytes], first: int) -> None:
     """Change bytes of a frame, including its envelope."""
     at = random.randrange(first, len(frames))
-    frames[at] = _changed(random, frames[at])
+    frames[at] = changed_octets(random, frames[at])
 
 
 def _change_payload(random: Random, frames: list[bytes], first: int) -> None:
@@ -139,7 +154,7 @@ def _change_payload(random: Random, frames: list[bytes], first: int) -> None:
     at = random.randrange(first, len(frames))
     if len(frames[at]) >= _OVERHEAD:
         kind, channel, _ = _FRAME.unpack_from(frames[at])
-        frames[at] = _frame(kind, channel, _changed(random, frames[at][7:-1]))
+        frames[at] = _frame(kind, channel, changed_octets(random, frames[at][7:-1]))
 
 
 def _change_field(random: Random, frames: list[bytes], first: int) -> None:
@@ -193,13 +208,8 @@ def _rubbish(random: Random, frames: list[bytes], first: int) -> None:
     frames.insert(random.randrange(first, len(frames) + 1), rubbish)
 
 
-_CHANGES: tuple[Callable[[Random, list[bytes], int], None], ...] = (
-    _drop,
-    _copy,
-    _swap,
-    _shuffle,
-    _cut,
-    _change_bytes,
+COMMON_CHANGES: tuple[Change, ...] = (_drop, _copy, _swap, _shuffle, _cut, _change_bytes)
+CHANGES_091: tuple[Change, ...] = (
     _change_payload,
     _change_payload,
     *[_change_field] * 8,
@@ -214,7 +224,7 @@ def _splice(random: Random, frames: list[bytes], first: int, other: Conversation
     frames[at:] = other.frames[random.randrange(other.opening, len(other.frames)) :]
 
 
-def _changed(random: Random, data: bytes) -> bytes:
+def changed_octets(random: Random, data: bytes) -> bytes:
     changed = bytearray(data)
     for _ in range(random.randint(1, CHANGED_BYTES_MAX)):
         at = random.randrange(len(changed) + 1)

@@ -19,12 +19,16 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-import pamqp.frame
-from pamqp import commands, exceptions, header
+from pamqp import commands, header
 from pamqp.body import ContentBody
 
-from chaos.fuzz.conversations import PROTOCOL_HEADER, conversations, marshal, message
-from chaos.fuzz.mutations import mutate
+from chaos.fuzz.answers import Answers, Answers091, Answers10, Frames091, HarmError
+from chaos.fuzz.conversations import PROTOCOL_HEADER, QUEUE, conversations, marshal, message
+from chaos.fuzz.conversations10 import FRAME_MAX, SMALL_FRAME_MAX, conversations10, opening10
+from chaos.fuzz.mutations import CHANGES_091, divided, mutate
+from chaos.fuzz.mutations10 import CHANGES10
+from chaos.fuzz.operators import Request, operators_request
+from qq.amqp10.connection import SASL_HEADER
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -44,19 +48,24 @@ GROWTH_MIB_MAX = 200
 """MiB that damaged clients may leave in a node: unfinished messages, queues with damaged names, the log."""
 WAIT_S = 10.0
 """Seconds that the node may take to answer, to hang up, and to close the sockets of disconnected clients."""
-AT_A_TIME = 8
+AT_A_TIME = 16
 """Clients that send at the same time."""
 QUIET_S = 0.2
 """Seconds of silence after which a listening client takes the node's answers as complete."""
+PAUSE_S = 0.03
+"""Seconds of silence after which a client goes on that waits for the node in the middle of its conversation."""
+PAUSES_MAX = 10
+"""Such pauses before the node has answered an attach, which perhaps it never does."""
 LEFT_OPEN_MAX = 30
 """Clients, at a time, that stop in the middle and keep their connection open."""
 BY_AND_BY = 0.1
 """Share of the clients that send in pieces."""
+_GET = Request(
+    "POST",
+    f"/api/queues/%2F/{QUEUE}/get",
+    b'{"count": 1000, "ackmode": "ack_requeue_false", "encoding": "auto"}',
+)
 _LINUX_FIGURES = Path("/proc")
-
-
-class HarmError(Exception):
-    """A required property does not hold."""
 
 
 class FuzzOutcome(NamedTuple):
@@ -92,11 +101,25 @@ def run_seed(seed: int, clients: int, until_s: float) -> FuzzOutcome:
 def served(port: int) -> Counter[str]:
     """Send every conversation undamaged, wait until it is served, and return the closes by the node."""
     closes: Counter[str] = Counter()
-    for conversation in conversations():
+    for conversation in (*conversations(), *conversations10()):
+        pieces = divided(conversation.frames)
+        answers = _answers(pieces, closes)
         with _connect(port, 1) as client:
-            client.sendall(b"".join(conversation.frames))
-            _read_to_end(client, closes, quiet_s=0.3)
+            for piece in pieces[:-1]:
+                client.sendall(piece)
+                _pause(client, answers)
+            client.sendall(pieces[-1])
+            _read_to_end(client, answers, quiet_s=0.3)
     return closes
+
+
+def _answers(pieces: list[bytes], closes: Counter[str]) -> Answers:
+    """Return a reader of the answers to a client that sends these pieces."""
+    octets = b"".join(pieces[:1])
+    if octets.startswith(PROTOCOL_HEADER) or not octets.startswith(SASL_HEADER):
+        return Answers091(closes)
+    is_small = octets.startswith(b"".join(opening10(SMALL_FRAME_MAX)))
+    return Answers10(closes, SMALL_FRAME_MAX if is_small else FRAME_MAX)
 
 
 class _Watch:
@@ -104,7 +127,7 @@ class _Watch:
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
-        self._conversations = conversations()
+        self._conversations, self._conversations10 = conversations(), conversations10()
         self._left_open: list[socket.socket] = []
         self._pool = ThreadPoolExecutor(AT_A_TIME)
 
@@ -136,7 +159,12 @@ class _Watch:
     def _send(self, seed: int, number: int) -> tuple[Counter[str], socket.socket | None]:
         """Send a damaged conversation; return the closes by the node, and the socket if it stays open."""
         random = Random(f"{seed}-{number}")
-        data = mutate(random, self._conversations)
+        is_amqp10 = random.random() < 1 / 2
+        pieces = (
+            mutate(random, self._conversations10, CHANGES10)
+            if is_amqp10
+            else mutate(random, self._conversations, CHANGES_091)
+        )
         end = random.choice(("half-close", "listen", "listen", "reset", "stay"))
         closes: Counter[str] = Counter()
         with (
@@ -144,22 +172,27 @@ class _Watch:
             contextlib.suppress(ConnectionError),
         ):  # the node may hang up at any time
             client = stack.enter_context(_connect(self._node.amqp_port, number))
-            _write(random, client, data)
+            answers = _answers(pieces, closes)
+            for piece in pieces[:-1]:
+                _write(random, client, piece)
+                if _pause(client, answers):
+                    return closes, None
+            _write(random, client, b"".join(pieces[-1:]))
             if end == "stay":
                 stack.pop_all()
                 return closes, client
-            self._end(client, end, closes)
+            self._end(client, end, answers)
         return closes, None
 
     @staticmethod
-    def _end(client: socket.socket, end: str, closes: Counter[str]) -> None:
+    def _end(client: socket.socket, end: str, answers: Answers) -> None:
         if end == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return
-        if end == "listen" and _read_to_end(client, closes, QUIET_S):
+        if end == "listen" and _read_to_end(client, answers, QUIET_S):
             return
         client.shutdown(socket.SHUT_WR)
-        if not _read_to_end(client, closes, WAIT_S):
+        if not _read_to_end(client, answers, WAIT_S):
             raise HarmError(f"the node does not hang up in {WAIT_S:g} s")
 
     def hang_up(self) -> None:
@@ -174,6 +207,8 @@ class _Watch:
         if trouble:
             raise HarmError(f"the node logs {trouble[0]}")
         self._good.round_trip()
+        # Messages of damaged clients, as HTTP shows them. The queue was perhaps deleted.
+        operators_request(self._node, _GET)
         growth_mib = self._memory_mib() - self._rss_mib
         if growth_mib > GROWTH_MIB_MAX:
             raise HarmError(f"the node has grown by {growth_mib} MiB")
@@ -207,7 +242,7 @@ class _GoodClient:
 
     def __init__(self, port: int) -> None:
         self._socket = _connect(port, 0)
-        self._frames = _Frames()
+        self._frames = Frames091()
         [opening, *_] = conversations()
         declare = commands.Queue.Declare(queue="", exclusive=True)
         self._socket.sendall(
@@ -248,43 +283,6 @@ class _GoodClient:
                 raise HarmError(f"a client without fault was told {frame!r}")
 
 
-class _Frames:
-    """Splits the bytes from the node into frames."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def add(self, data: bytes) -> None:
-        self._rest += data
-
-    @property
-    def rest(self) -> bytes:
-        return self._rest
-
-    def next(self) -> FrameTypes | None:
-        """Return the next frame, or None if it is not complete. Raises HarmError for other bytes."""
-        if not self._rest or PROTOCOL_HEADER.startswith(self._rest):
-            return None
-        try:
-            size, _, frame = pamqp.frame.unmarshal(self._rest)
-        except exceptions.UnmarshalingException as error:
-            if _is_begun(self._rest):
-                return None
-            raise HarmError(f"the node has sent {self._rest[:40]!r}: {error}") from None
-        if not size:
-            return None
-        self._rest = self._rest[size:]
-        return frame
-
-
-def _is_begun(data: bytes) -> bool:
-    """Return whether these octets begin an incomplete frame."""
-    if len(data) < 7:
-        return True
-    (size,) = struct.unpack_from(">I", data, 3)
-    return data[0] in (1, 2, 3, 8) and len(data) < size + 8
-
-
 def _connect(port: int, number: int) -> socket.socket:
     """Open a socket from an address of its own, because a failed login delays all clients of its address."""
     source = (f"127.{1 + (number >> 16)}.{number >> 8 & 255}.{number & 255}", 0)
@@ -299,34 +297,26 @@ def _write(random: Random, client: socket.socket, data: bytes) -> None:
         client.sendall(data[at : at + size])
 
 
-def _read_to_end(client: socket.socket, closes: Counter[str], quiet_s: float) -> bool:
+def _pause(client: socket.socket, answers: Answers) -> bool:
+    """Read until the node is silent, after its login if that takes long; return whether it has hung up."""
+    for _ in range(PAUSES_MAX):
+        if _read_to_end(client, answers, PAUSE_S):
+            return True
+        if not isinstance(answers, Answers10) or answers.has_links:
+            break
+    return False
+
+
+def _read_to_end(client: socket.socket, answers: Answers, quiet_s: float) -> bool:
     """Read until the node hangs up or is silent for `quiet_s`; return whether it has hung up."""
-    frames = _Frames()
     client.settimeout(quiet_s)
-    ended = False
     try:
         while data := client.recv(65536):
-            frames.add(data)
-            while (frame := frames.next()) is not None:
-                _count_close(frame, closes, closed=ended)
-                ended = ended or isinstance(frame, commands.Connection.Close)
+            answers.add(data)
     except TimeoutError:
         return False
     except ConnectionError:
         return True
-    if frames.rest not in {b"", PROTOCOL_HEADER}:
-        raise HarmError(f"the node has ended in the middle of a frame: {frames.rest[:40]!r}")
+    if answers.rest:
+        raise HarmError(f"the node has ended in the middle of a frame: {answers.rest[:40]!r}")
     return True
-
-
-def _count_close(frame: FrameTypes, closes: Counter[str], *, closed: bool) -> None:
-    if closed and not isinstance(frame, commands.Connection.CloseOk):
-        raise HarmError(f"behind its connection.close the node has sent {frame!r}")
-    if isinstance(frame, commands.Connection.Close | commands.Channel.Close):
-        closes[f"{frame.name.split('.')[0].lower()} {frame.reply_code}"] += 1
-        if frame.reply_code == INTERNAL_ERROR:
-            raise HarmError(f"a client was told {frame.reply_text}")
-
-
-INTERNAL_ERROR = 541
-"""The reply code for an error of the node's own; a lone node never lacks a majority."""

@@ -44,7 +44,7 @@ class Digest:
     answers: set[tuple[str, str]] = field(default_factory=set)
     """Queue and process of acknowledgements and rejections."""
     taking: set[tuple[str, str]] = field(default_factory=set)
-    """Queue and connection of deliveries."""
+    """Queue and connection of deliveries and gets: the answer of a get may be lost."""
 
     def add(self, other: Digest) -> None:
         self.tally.update(other.tally)
@@ -131,6 +131,8 @@ class Scan:
                 digest.taking.add((queue, row.get("connection", "")))
             elif op in ANSWERS:
                 digest.answers.add((row.get("queue", ""), row["process"]))
+        elif op == "get":
+            digest.taking.add((row.get("queue", ""), row.get("connection", "")))
         elif op in OF_CLIENTS:
             digest.clients.append(Event._make(packed(row)))
         elif op in OF_LEASES:

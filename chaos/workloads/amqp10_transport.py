@@ -138,14 +138,17 @@ class Amqp10Connection:
         self._channels: list[Amqp10Channel] = []
 
     async def open(self, dial: Callable[[ClientSide], Awaitable[Stream]]) -> None:
-        """Open the connection. Raises LostError, and RefusedError if the node closes it at once."""
+        """Open the connection. Raises LostError, and RefusedError if the node closes it at once.
+
+        During an upgrade, a node may wait some seconds before it does either.
+        """
         self._stream = await dial(self)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._requests.request(lambda _: self._tick())
-        except TimeoutError:
-            self._stream.drop()
-            raise LostError(f"not open after {CONNECT_TIMEOUT_S:g} s") from None
+            await self._requests.request(lambda _: self._tick())
+        finally:
+            if not self._opened:
+                self._is_over = True
+                self._stream.drop()
 
     # Called by the stream
 

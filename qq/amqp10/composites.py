@@ -17,7 +17,11 @@ from qq.amqp10.values import (
     DESCRIBED,
     SMALL_ULONG,
     Array,
+    Byte,
     Described,
+    Int,
+    Long,
+    Short,
     Symbol,
     Timestamp,
     UByte,
@@ -31,7 +35,9 @@ from qq.amqp10.values import (
     encode_symbols,
 )
 
-_MESSAGE_ID_TYPES = (ULong, Uuid, bytes, str)
+_MESSAGE_ID_TYPES = (ULong, Uuid, bytes, str, Long, UInt, Int, UShort, Short, UByte, Byte)
+"""The types of message ids (section 3.2.4), and all other integers, which RabbitMQ accepts: go-amqp sends an `int` as a
+long."""
 
 TAG_BYTES_MAX = 32
 """Octets of a delivery tag, at most (section 2.8.7)."""
@@ -97,7 +103,7 @@ Text: TypeAlias = Annotated[str, field_type("string", str, str)]
 Name: TypeAlias = Annotated[str, field_type("symbol", Symbol, str)]
 Names: TypeAlias = Annotated[tuple[str, ...], FieldType("symbols", _symbols, encode_symbols)]
 Fields: TypeAlias = Annotated[dict[Value, Value], field_type("map", dict, dict)]
-MessageId: TypeAlias = Annotated[ULong | Uuid | bytes | str, FieldType("message id", _message_id, encode)]
+MessageId: TypeAlias = Annotated[int | Uuid | bytes | str, FieldType("message id", _message_id, encode)]
 
 
 class _Field(NamedTuple):

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.conditions import Condition, ConnectionFailure, EngineError
-from qq.amqp10.encoding import HEARTBEAT, encode_frame, encode_sasl
+from qq.amqp10.encoding import HEARTBEAT, encode_frame, encode_sasl, encode_short_frame
 from qq.amqp10.framing import (
     FRAME_MAX_MIN,
     Dispositions,
@@ -277,7 +277,7 @@ class ServerConnection10:
         self._forget_sessions()
         self._ahead = b""
         self.phase = Phase10.CLOSING
-        self.out.append(encode_frame(0, CloseFrame(error)))
+        self.out.append(encode_short_frame(0, CloseFrame(error), self.frame_max))
 
     def close_windows(self) -> None:
         """Let the client send no transfers, in any session."""

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.composites import encode_composite
 from qq.amqp10.framing import HEADER_OCTETS, StreamStage
-from qq.amqp10.performatives import AcceptedState, ReleasedState, TransferFrame
+from qq.amqp10.performatives import (
+    AcceptedState,
+    CloseFrame,
+    DetachFrame,
+    DispositionFrame,
+    EndFrame,
+    ErrorReply,
+    ModifiedState,
+    RejectedState,
+    ReleasedState,
+    TransferFrame,
+)
+from qq.octets import octets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +33,8 @@ if TYPE_CHECKING:
 
 ID_MASK = 2**32 - 1
 """Ids are serial numbers of 32 bits (RFC 1982)."""
+_CUT = "..."
+"""Stands for the rest of a description."""
 HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED = encode_composite(AcceptedState())
 RELEASED = encode_composite(ReleasedState())
@@ -49,6 +63,39 @@ _OUTCOME_LIST = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
 def encode_frame(channel: int, performative: AmqpPerformative) -> bytes:
     """Encode a frame of a connection, without payload."""
     return _frame(StreamStage.AMQP, channel, encode_composite(performative))
+
+
+def encode_short_frame(channel: int, performative: AmqpPerformative, frame_max: int) -> bytes:
+    """Encode a frame of at most `frame_max` octets, if less of its error or of its outcome makes it so short."""
+    frame = encode_frame(channel, performative)
+    while len(frame) > frame_max:
+        shorter = _shorter(performative, len(frame) - frame_max)
+        if shorter == performative:
+            break
+        performative, frame = shorter, encode_frame(channel, shorter)
+    return frame
+
+
+def _shorter(performative: AmqpPerformative, excess: int) -> AmqpPerformative:
+    """Return the performative with less of its error or of its outcome, or unchanged."""
+    if isinstance(performative, DetachFrame | EndFrame | CloseFrame):
+        return performative._replace(error=_shortened(performative.error, excess))
+    if isinstance(performative, DispositionFrame):
+        state = performative.state
+        if isinstance(state, RejectedState):
+            return performative._replace(state=RejectedState(_shortened(state.error, excess)))
+        if isinstance(state, ModifiedState):
+            return performative._replace(state=state._replace(message_annotations=None))
+    return performative
+
+
+def _shortened(error: ErrorReply | None, excess: int) -> ErrorReply | None:
+    """Return the error without its info, or else with less of its description, or else none."""
+    if error is None or error.info is not None:
+        return error and error._replace(info=None)
+    octets = octets_of(error.description or "")
+    kept = len(octets) - excess - len(_CUT)
+    return None if kept < 0 else ErrorReply(error.condition, octets[:kept].decode(errors="ignore") + _CUT)
 
 
 def encode_sasl(performative: SaslPerformative) -> bytes:

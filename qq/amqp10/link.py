@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.amqp10.conditions import Condition, LinkFailure
 from qq.amqp10.performatives import AttachFrame, DetachFrame, ErrorReply, SourceTerminus, TargetTerminus
 
 if TYPE_CHECKING:
-    from qq.amqp10.conditions import LinkFailure
     from qq.amqp10.session import LinkRequested
     from qq.amqp10.windows import SessionWindows
 
@@ -90,18 +90,29 @@ class Link10:
         if self.state is not LinkState.ATTACHING:
             return
         is_sender = self.attach.role
-        self._windows.write(
-            AttachFrame(
-                self.name,
-                self.handle,
-                not is_sender,
-                self.attach.snd_settle_mode,
-                source=None if is_sender else self.attach.source or SourceTerminus(),
-                target=(self.attach.target or TargetTerminus()) if is_sender else None,
-                initial_delivery_count=0 if is_sender else None,
-            )
+        answer = AttachFrame(
+            self.name,
+            self.handle,
+            not is_sender,
+            self.attach.snd_settle_mode,
+            source=None if is_sender else self.attach.source or SourceTerminus(),
+            target=(self.attach.target or TargetTerminus()) if is_sender else None,
+            initial_delivery_count=0 if is_sender else None,
         )
+        if self._answered(answer) is not None:
+            empty = {"target": TargetTerminus()} if is_sender else {"source": SourceTerminus()}
+            self._windows.write(answer._replace(**empty))
         self._send_detach(error)
+
+    def _answered(self, answer: AttachFrame) -> LinkFault | None:
+        """Answer the attach. Return the fault instead if the answer is larger than the client's largest frame."""
+        windows = self._windows
+        frame = windows.encode(answer)
+        if len(frame) <= windows.frame_max:
+            windows.write_encoded([frame])
+            return None
+        text = f"the answer to attach has {len(frame)} bytes > max_frame_size ({windows.frame_max})"
+        return LinkFault(self, LinkFailure(Condition.FRAME_SIZE_TOO_SMALL, text))
 
     def detach(self, error: ErrorReply | None = None) -> None:
         """End the link. No effect if it has ended."""

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.amqp10.conditions import Condition, LinkFailure, SessionFailure
-from qq.amqp10.encoding import ACCEPTED, ID_MASK, RELEASED, encode_frame, outcome_frame
+from qq.amqp10.encoding import ACCEPTED, ID_MASK, RELEASED, outcome_frame
 from qq.amqp10.link import Link10, LinkFault, LinkState
 from qq.amqp10.performatives import (
     AcceptedState,
@@ -136,19 +136,19 @@ class ReceivingLink(Link10):
         if self.state is not LinkState.ATTACHING:
             return []
         attach = self.attach
-        self._windows.write(
-            AttachFrame(
-                self.name,
-                self.handle,
-                True,
-                attach.snd_settle_mode,
-                ReceiverSettleMode.FIRST,
-                attach.source,
-                target or attach.target,
-                max_message_size=self._limits.message_bytes_max,
-                properties=properties,
-            )
+        answer = AttachFrame(
+            self.name,
+            self.handle,
+            True,
+            attach.snd_settle_mode,
+            ReceiverSettleMode.FIRST,
+            attach.source,
+            target or attach.target,
+            max_message_size=self._limits.message_bytes_max,
+            properties=properties,
         )
+        if (fault := self._answered(answer)) is not None:
+            return [fault]
         self.state = LinkState.ATTACHED
         self._give_credit()
         if self._failure is not None:
@@ -206,7 +206,7 @@ class ReceivingLink(Link10):
         if encoded is not None:
             return outcome_frame(self._windows.channel, first, last, encoded)
         disposition = DispositionFrame(True, first, last, settled=True, state=outcome)
-        return encode_frame(self._windows.channel, disposition)
+        return self._windows.encode(disposition)
 
     def _give_credit(self) -> None:
         if self.unsettled_count < self._limits.link_credit and self.state is LinkState.ATTACHED:

@@ -26,7 +26,7 @@ from qq.ranges import RangeMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.amqp10.link import DetachRequested
+    from qq.amqp10.link import DetachRequested, LinkFault
     from qq.amqp10.performatives import DeliveryState, FlowFrame, SourceTerminus
     from qq.amqp10.values import Value
     from qq.amqp10.windows import SessionWindows
@@ -233,7 +233,7 @@ class SendingLink(Link10):
 
     def accept(
         self, source: SourceTerminus | None = None, properties: dict[Value, Value] | None = None
-    ) -> list[CreditSet | DetachRequested]:
+    ) -> list[CreditSet | DetachRequested | LinkFault]:
         """Attach the link. Return the events of frames that the client has sent ahead.
 
         `source` replaces the source of the client's attach. No effect if the session has ended.
@@ -241,20 +241,20 @@ class SendingLink(Link10):
         if self.state is not LinkState.ATTACHING:
             return []
         attach = self.attach
-        self._windows.write(
-            AttachFrame(
-                self.name,
-                self.handle,
-                False,
-                SenderSettleMode.SETTLED if self.outgoing.is_settled else SenderSettleMode.UNSETTLED,
-                attach.rcv_settle_mode,
-                source or attach.source,
-                attach.target,
-                initial_delivery_count=0,
-                max_message_size=attach.max_message_size,
-                properties=properties,
-            )
+        answer = AttachFrame(
+            self.name,
+            self.handle,
+            False,
+            SenderSettleMode.SETTLED if self.outgoing.is_settled else SenderSettleMode.UNSETTLED,
+            attach.rcv_settle_mode,
+            source or attach.source,
+            attach.target,
+            initial_delivery_count=0,
+            max_message_size=attach.max_message_size,
+            properties=properties,
         )
+        if (fault := self._answered(answer)) is not None:
+            return [fault]
         self.state = LinkState.ATTACHED
         flow, self._flow = self._flow, None
         credit = None if flow is None else self.receive_flow(flow)

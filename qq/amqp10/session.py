@@ -40,6 +40,10 @@ ANNOTATIONS_BYTES_MAX = 4096
 """Octets of the annotations of an outcome `modified`, because the message keeps them."""
 
 
+ATTACH_OCTETS = 64
+"""Octets of the answer to an attach, besides the name of the link, if the answer has no more than it needs."""
+
+
 class SessionLimits(NamedTuple):
     """The limits of a session."""
 
@@ -272,7 +276,7 @@ class Session10:
     def _attach(self, attach: AttachFrame, events: list[Any]) -> None:
         handle, limit = attach.handle, self._limits.handle_max
         if handle > limit:
-            text = f"handle number ({handle}) exceeds maximum handle number ({limit})"
+            text = f"link handle value ({handle}) exceeds maximum link handle value ({limit})"
             raise SessionFailure(Condition.FRAMING_ERROR, text)
         earlier = self._links.get(handle)
         self._leaving = self._still_leaving()
@@ -287,6 +291,12 @@ class Session10:
             earlier.next_request = request
 
     def _new_link(self, attach: AttachFrame) -> ReceivingLink | SendingLink:
+        room = self.windows.frame_max - ATTACH_OCTETS - len(attach.name.encode())
+        if room < 0:
+            text = (
+                f"the name of a link is {-room} bytes too long for max_frame_size ({self.windows.frame_max})"
+            )
+            raise SessionFailure(Condition.FRAME_SIZE_TOO_SMALL, text)
         if attach.role:
             return SendingLink(attach, self.windows, self._links, self.deliveries)
         if attach.initial_delivery_count is None:

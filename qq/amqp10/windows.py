@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.amqp10.conditions import Condition, SessionFailure
-from qq.amqp10.encoding import ID_MASK, deliveries, encode_frame
+from qq.amqp10.encoding import ID_MASK, deliveries, encode_short_frame
 from qq.amqp10.performatives import MAX_UINT, BeginFrame, FlowFrame
 
 if TYPE_CHECKING:
@@ -138,7 +138,11 @@ class SessionWindows:
     # --- output
 
     def write(self, performative: SessionPerformative) -> None:
-        self._out.append(encode_frame(self.channel, performative))
+        self._out.append(self.encode(performative))
+
+    def encode(self, performative: SessionPerformative) -> bytes:
+        """Encode a frame, whose error is cut off where the client's largest frame ends."""
+        return encode_short_frame(self.channel, performative, self.frame_max)
 
     def write_encoded(self, frames: Sequence[bytes]) -> None:
         self._out += frames

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qq.amqp10_server.ports import LinkCarrier
+    from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.protocol.commands import Declaration
     from qq.machine.protocol.effects import Result
 
@@ -77,6 +78,14 @@ class ConnectionCommands:
         if len(self._waiting) == 1:
             self._submit_first()
 
+    def read(self, command: Declaration, vhost: VirtualHost) -> Result | None:
+        """Return the answer of a command that would change nothing, or None if the log must carry it out.
+
+        The node must have applied all that was committed before.
+        """
+        broker = self._carrier.broker
+        return broker.machine.reads.answer_in(broker.name, vhost, self._of_connection(command))
+
     def end(self) -> None:
         """End the session, because the connection ends. No further answers are passed on."""
         self._is_over = True
@@ -98,9 +107,11 @@ class ConnectionCommands:
 
     def _submit(self, session: CommandSession) -> None:
         command, _ = self._waiting[0]
-        ids = {"session": session.session, "connection": self._carrier.id}
-        own = command._replace(**{name: number for name, number in ids.items() if name in command._fields})
+        own = self._of_connection(command)._replace(session=session.session)
         self._carrier.broker.submit_when_free(own, self._carrier, lambda: self._is_over)
+
+    def _of_connection(self, command: Declaration) -> Declaration:
+        return command._replace(connection=self._carrier.id) if "connection" in command._fields else command
 
     def _take(self, answer: Result | Failed) -> None:
         if isinstance(answer, Failed):

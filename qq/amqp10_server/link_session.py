@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from qq.amqp10.conditions import Condition
 from qq.amqp10_server.errors import error_reply, refusal_of, unauthorized
+from qq.amqp10_server.session_facts import shown_link_name
 from qq.errors import ReplyCode
 from qq.machine.protocol.refusals import the_queue
 from qq.sessions.access import Access, AccessRefused
@@ -76,7 +77,7 @@ class LinkSession(ABC):
 
     def _link_facts(self, credit: int) -> LinkFacts:
         role = "receiver" if self._link.attach.role else "sender"
-        return LinkFacts(self._link.name, role, self.address, credit, self._engine.channel)
+        return LinkFacts(shown_link_name(self._link), role, self.address, credit, self._engine.channel)
 
     # Attaching
 

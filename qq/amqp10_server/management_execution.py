@@ -140,6 +140,7 @@ class RequestExecution(NamedTuple):
             return 409 if is_there or self._has_room_for_queue() else 403
 
         def declared(_result: Result) -> ManagementAnswer:
+            self.carrier.broker.counters.queues_declared += 1
             return ManagementAnswer(200 if is_there else 201, self._described(self._queue(name)))
 
         self._run(command, declared, refused)
@@ -270,7 +271,10 @@ class RequestExecution(NamedTuple):
         succeeded: Callable[[Result], ManagementAnswer],
         refused: Callable[[Failed], int] = lambda _: 400,
     ) -> None:
-        """Carry out a command. Answer as `succeeded` says, or with the status that `refused` returns."""
+        """Carry out a command. Answer as `succeeded` says, or with the status that `refused` returns.
+
+        The log gets no command that would change nothing.
+        """
         try:
             check_command(command, self.carrier.broker.machine.version)
         except InvalidCommand as invalid:
@@ -287,7 +291,11 @@ class RequestExecution(NamedTuple):
                 answer = ManagementAnswer(gone.status, gone.text)
             self.answer(answer)
 
-        self.commands.run(command, answered)
+        unchanged = self.commands.read(command, self._vhost)
+        if unchanged is None:
+            self.commands.run(command, answered)
+        else:
+            answered(unchanged)
 
     @property
     def _vhost(self) -> VirtualHost:

@@ -81,6 +81,7 @@ class PublishingLink(LinkSession):
         "_is_checking",
         "_is_counted",
         "_link",
+        "_queue",
         "_refused",
         "_run",
         "_sections",
@@ -98,6 +99,8 @@ class PublishingLink(LinkSession):
         super().__init__(carrier, engine, link)
         self._link: ReceivingLink = link
         self._target = target
+        self._queue = None if target is None else target.queue
+        """The queue of the target, with which the link ends."""
         self.published = 0
         """The publish sequence number of the last message."""
         self._confirmed = 0
@@ -135,6 +138,8 @@ class PublishingLink(LinkSession):
                 return
             self._is_counted = True
             self.broker.counters.amqp10.publishers += 1
+            if self._queue is not None:
+                self.broker.queue_removals.add(self.connection.vhost, self._queue, self)
             self.open(accept)
 
         self.decide(self._check_target, decided)
@@ -341,9 +346,13 @@ class PublishingLink(LinkSession):
         self.broker.counters.amqp10.messages_unroutable_returned += effect.count
         self.counts.returned += effect.count
         self._end_otherwise(effect.first_seq, effect.first_seq + effect.count - 1, _RELEASED)
-        target = self._target
-        if target is not None and target.queue is not None and self.check_queue(target.queue) is not None:
-            self._fail(LinkRefusal(self.deletion_of(target.queue)))
+        if self._queue is not None and self.check_queue(self._queue) is not None:
+            self.queue_removed()
+
+    def queue_removed(self) -> None:
+        """End the link behind the outcomes of its messages, because the queue of its target was deleted."""
+        if self._queue is not None and not self._is_ending:
+            self._fail(LinkRefusal(self.deletion_of(self._queue)))
 
     def refuse_unconfirmed(self, published: int) -> None:
         """Reject all deliveries up to this publish sequence number, because their outcome is unknown."""
@@ -441,6 +450,8 @@ class PublishingLink(LinkSession):
     def end(self) -> None:
         if not self.is_over:
             self.broker.throttle.remove(self)
+            if self._queue is not None:
+                self.broker.queue_removals.discard(self.connection.vhost, self._queue, self)
             self.broker.counters.amqp10.publishers -= self._is_counted
             self._held.clear()
             self._count_held()

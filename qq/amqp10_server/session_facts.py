@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from qq.amqp10.session import Session10
 
 
+NAME_CHARS_MAX = 255
+"""Characters of a link's name that operators see. A name may fill a frame."""
 NO_CLOSED_WINDOWS = ClosedWindows()
+
+
+def shown_link_name(link: Link10) -> str:
+    """Return the name of a link, cut off if it is long."""
+    return link.name if len(link.name) <= NAME_CHARS_MAX else link.name[:NAME_CHARS_MAX] + "..."
 
 
 def session_facts(session: Session10, address: Callable[[Link10], str]) -> LinkSessionFacts:
@@ -47,7 +54,7 @@ def closed_windows(sessions: Sequence[Session10]) -> ClosedWindows:
 def _incoming(link: ReceivingLink, address: str) -> IncomingLink:
     return IncomingLink(
         link.handle,
-        link.name,
+        shown_link_name(link),
         address or None,
         link.attach.snd_settle_mode.name.lower(),
         link.message_bytes_max,
@@ -60,7 +67,7 @@ def _incoming(link: ReceivingLink, address: str) -> IncomingLink:
 def _outgoing(link: SendingLink, address: str) -> OutgoingLink:
     return OutgoingLink(
         link.handle,
-        link.name,
+        shown_link_name(link),
         address,
         _queue(address),
         link.outgoing.is_settled,

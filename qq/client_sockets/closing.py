@@ -152,8 +152,11 @@ class ClosingProtocol(TurnTakingProtocol[EngineT], Generic[EngineT]):
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the socket after all output is written. Drop it if the client takes too long to read the output."""
-        if self._close_ok_sent or self._lingers or self._transport.is_closing():
+        """Close the socket after all output is written. Drop it if the client takes too long to read the output.
+
+        Output that is held is written first: `_claims_ended` hangs up then.
+        """
+        if self._close_ok_sent or self._lingers or self._holds_output or self._transport.is_closing():
             return
         self._flush()
         self._close_socket()
@@ -164,10 +167,14 @@ class ClosingProtocol(TurnTakingProtocol[EngineT], Generic[EngineT]):
         The client may connect to a different node as soon as the connection ends, and must find its queues unlocked
         there.
         """
-        withholds = self._broker.end_claims(self, self._release_output)
+        withholds = self._broker.end_claims(self, self._claims_ended)
         if withholds:
             self._flush()
         self._holds_output = withholds
+
+    def _claims_ended(self) -> None:
+        self._release_output()
+        self._follow_phase()
 
     def _end_all_sessions(self) -> None:
         self._close_pending = False

@@ -212,9 +212,7 @@ def _used_up(facts: NodeFacts, node: str) -> Iterator[Finding]:
 
 def _clients(facts: NodeFacts, node: str, now_s: float) -> Iterator[Finding]:
     for each in facts.held[:REPORTED_MAX]:
-        text = (
-            f"the limit {each.name} ({each.limit:,}) holds {number(each.publishers, 'channel')} up at {node}"
-        )
+        text = f"the limit {each.name} ({each.limit:,}) holds {number(each.publishers, 'publisher')} up at {node}"
         yield Finding("publishers-held", f"{each.kind} '{each.of}'", text)
     for each in facts.throttled[:REPORTED_MAX]:
         lasts = hours(max(now_s - each.since_ms / 1000, 0))

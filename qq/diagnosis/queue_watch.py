@@ -73,6 +73,9 @@ class QueueFacts(NamedTuple):
     keeps_dead_letters: bool = False
     """Whether the queue has no consumers, and other queues dead-letter messages to it for operators."""
 
+    lacks_credit: bool = False
+    """Whether all of its consumers hold no message, and have no credit of their clients: `CreditWatch` reports them."""
+
     @property
     def messages(self) -> int:
         return self.ready + self.unacked + self.dying
@@ -121,14 +124,13 @@ class SinkFacts(NamedTuple):
 
 
 class CreditFacts(NamedTuple):
-    """A consumer without credit, although messages wait in its queue."""
+    """A consumer that has neither credit nor a message, although messages wait in its queue."""
 
     vhost: str
     queue: str
     tag: str
     node: str
     ready: int
-    unacked: int
     since_ms: int = 0
     """When its credit was first found missing, in milliseconds since 1970."""
     lasts_ms: int = 0
@@ -355,7 +357,8 @@ def _consumers(
         yield "no-consumers", seen.lone_since, f"{waiting(facts.ready)} in it, and it has no consumers"
     elapsed_ms = now_ms - seen.checked_ms
     waited_ms = facts.waited_ms - seen.waited_ms
-    is_slow = facts.ready > 0 and facts.consumers > 0 and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
+    is_busy = facts.consumers > 0 and not facts.lacks_credit
+    is_slow = facts.ready > 0 and is_busy and 0 < BUSY_SHARE * elapsed_ms <= waited_ms
     seen.slow_since = _since(seen.slow_since, now_ms, is_so=is_slow)
     if _lasts(seen.slow_since, now_ms):
         per_s = max(facts.acknowledged - seen.acknowledged, 0) / elapsed_ms * 1000

@@ -112,6 +112,8 @@ class QueueMachine:
 
         It must be the same on all nodes.
         """
+        self.queue_removed: Callable[[str, str], None] = _ignored
+        """Called with the virtual host and the name of each removed queue. It must not change the state."""
         core = Core(content_of)
         core.catalog.begin()
         self._begin(core)
@@ -121,6 +123,7 @@ class QueueMachine:
 
     def _begin(self, core: Core) -> None:
         self._core = core
+        core.queue_removed = self._queue_removed
         publishing = self._publishing = PublishHandlers(core)
         self.groups = GroupHandlers(core)
         """The groups of queues, and the refusals of their commands. `adopt` makes a new object."""
@@ -148,6 +151,9 @@ class QueueMachine:
         self._methods: dict[type[c.Command], Callable[[Any], Result]] = bound_handlers(
             parts, is_answered=True
         )
+
+    def _queue_removed(self, queue: Queue) -> None:
+        self.queue_removed(queue.vhost, queue.name)
 
     # Called by the log
 
@@ -458,6 +464,10 @@ class QueueMachine:
 
 def _nothing() -> None:
     """Return None, as when no session waits for an entry."""
+
+
+def _ignored(vhost: str, queue: str) -> None:
+    """Do nothing, because no session watches queues."""
 
 
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:

@@ -21,6 +21,7 @@ from qq.sessions.entries import Entries
 from qq.sessions.login import Logins
 from qq.sessions.mover import Mover
 from qq.sessions.no_quorum import NoQuorum
+from qq.sessions.queue_removals import QueueRemovals
 from qq.sessions.shovels import Shovels
 from qq.sessions.submissions import Submissions
 from qq.sessions.throttle import Throttle
@@ -97,7 +98,9 @@ class Broker:
         self._shovels = Shovels(machine, self.submissions, runtime)
         self._dispatcher = Dispatcher(self.counters)
         self.direct_replies = DirectReplies(name, group, self._dispatcher, self.counters, runtime)
+        self.queue_removals = QueueRemovals()
         machine.needed_from = self._dispatcher.needed_from
+        machine.queue_removed = self.queue_removals.removed
         self.throttle = Throttle(name, machine, runtime, limits)
         self.no_quorum = NoQuorum(
             self.connections,
@@ -326,6 +329,8 @@ class Broker:
                 case _:
                     if effect.node == name:
                         carry_out(effect)
+        if self.queue_removals.to_notify:
+            self.queue_removals.notify()
         if self.direct_replies.early:
             self.direct_replies.deliver_applied(index)
         self.submissions.entry_applied()

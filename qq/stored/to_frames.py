@@ -78,11 +78,13 @@ _LOST = frozenset(("x-exchange", "x-routing-key", "x-death"))
 _DEATH = frozenset(("count", "reason", "queue", "first-time", "exchange", "routing-keys"))
 """Keys of a death in an annotation."""
 _SHORT_BYTES_MAX = 255
-_DURABLE, _TRANSIENT = 2, 1
+_DURABLE = 2
 _SECOND_MS = 1000
 _MASK = 2**64 - 1
 
 _USUAL_DATA = SHORT_DATA[:3]
+_DATA_HEADS = (len(SHORT_DATA) + 1, len(LONG_DATA) + 4)
+"""Octets of a usual data section before its contents. Several sections have more."""
 _URN_OCTETS = 45
 _FROM_ANNOTATIONS = frozenset((b"CC", b"timestamp_in_ms"))
 """Headers that stand for annotations, besides those with the prefix `x-`."""
@@ -114,8 +116,15 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
     begin: bytes | None = None
     """The last message up to the constructor of its data section; None if its body is different."""
     stop, properties, has_data = 0, b"", True
+    same, before, length = b"", b"", -1
+    """The last message up to its body, its result up to the body, its size. Size -1: all octets must be read."""
     for message in messages:
-        if begin is None or not message.startswith(begin):
+        if len(message) == length and message.startswith(same):
+            converted.append(b"".join((before, message[len(same) :], _END)))
+            continue
+        length = -1
+        is_similar = begin is not None and message.startswith(begin)
+        if not is_similar:
             known = _similar.convert(message)
             if known is not None:
                 properties, stop = known
@@ -135,6 +144,9 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
         )
         if 0 < size <= frame_max - FRAME_OVERHEAD:
             frames = _BODY.pack(FRAME_BODY, channel, size), body, _END
+            if is_similar and len(message) - size - stop in _DATA_HEADS:
+                same, length = message[:-size], len(message)
+                before = b"".join((header, properties, _END, frames[0]))
         else:
             frames = (body_frames(body, channel, frame_max),)
         converted.append(b"".join((header, properties, _END, *frames)))
@@ -269,8 +281,8 @@ def _properties(head: bytes, message_type: str | None) -> bytes:
 
 def _header_properties(header: MessageHeader) -> dict[str, str | int | None]:
     return {
-        # RabbitMQ 4.0 takes a message that does not say for durable.
-        "delivery_mode": _TRANSIENT if header.durable is False else _DURABLE,
+        # In RabbitMQ 4.0 a message without the field is durable, and a transient message has no delivery mode.
+        "delivery_mode": None if header.durable is False else _DURABLE,
         "priority": header.priority,
         "expiration": None if header.ttl is None else str(header.ttl),
     }
@@ -315,12 +327,12 @@ def _table(headers: dict[str, bytes]) -> bytes:
     return b"".join(pairs)
 
 
-def _id_text(value: ULong | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
+def _id_text(value: int | Uuid | bytes | str | None, name: str, headers: dict[str, bytes]) -> str | None:
     """Return an id as a text. A binary or too long id becomes the header `name` instead."""
     match value:
         case None:
             return None
-        case ULong():
+        case int():
             return str(int(value))
         case Uuid():
             return _urn(value)

@@ -33,7 +33,7 @@ from qq.amqp10.sections import (
     joined_data,
     split_annotations,
 )
-from qq.amqp10.values import Described, Symbol, UInt, ULong, Uuid, ValueReader, encode
+from qq.amqp10.values import Described, Long, Symbol, Timestamp, UInt, ULong, Uuid, ValueReader, encode
 from tests.amqp10.amqp10_values import encode_anyhow, primitives
 
 HEADER_OCTETS = encode_composite(MessageHeader(durable=True, priority=1))
@@ -212,12 +212,12 @@ def test_section_is_decoded() -> None:
         decode_section(b"\x45")
 
 
-@pytest.mark.parametrize("message_id", ["m", b"octets", ULong(2**63), Uuid(b"u" * 16)])
+@pytest.mark.parametrize("message_id", ["m", b"octets", ULong(2**63), Uuid(b"u" * 16), Long(-1), UInt(1)])
 def test_message_id_keeps_its_type(message_id: Any) -> None:
     decoded = decode_section(encode_composite(MessageProperties(message_id)))
     assert decoded.message_id == message_id
     assert type(decoded.message_id) is type(message_id)
-    for other in (Symbol("m"), UInt(1)):
+    for other in (Symbol("m"), True, Timestamp(1), 1.0):
         with pytest.raises(UndecodableValue, match="message-id is no message id"):
             decode_section(section(PROPERTIES, [other]))
 

@@ -40,8 +40,10 @@ def data(body: bytes, before: bytes = b"") -> bytes:
 class SocketClient:
     """A connection with a single session at a time on each channel."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", receive_buffer: int | None = None) -> None:
         self._socket = socket.create_connection((host, port), PATIENCE_S)
+        if receive_buffer is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self._reader = reader_of_frames()
         self._frames: list[Any] = []
         self._octets = b""
@@ -153,8 +155,10 @@ class SocketClient:
         tag = delivery_id.to_bytes(4, "big")
         self.send(TransferFrame(handle, delivery_id, tag, 0, **fields), channel, message)
 
-    def credit(self, credit: int, handle: int = 1, channel: int = 0, **fields: Any) -> None:
-        self.flow(10_000, channel, handle=handle, link_credit=credit, **fields)
+    def credit(
+        self, credit: int, handle: int = 1, channel: int = 0, window: int = 10_000, **fields: Any
+    ) -> None:
+        self.flow(window, channel, handle=handle, link_credit=credit, **fields)
 
     def flow(self, window: int, channel: int = 0, **fields: Any) -> None:
         """Set the incoming window of a session, and perhaps the state of a link."""
@@ -163,13 +167,18 @@ class SocketClient:
     def accept(self, first: int, last: int | None = None, channel: int = 0) -> None:
         self.send(DispositionFrame(True, first, last, settled=True, state=AcceptedState()), channel)
 
-    def message(self) -> tuple[TransferFrame, bytes]:
-        """Return the next transfer with its payload; drop all other frames before it."""
+    def receive_transfer(self) -> FrameReceived:
+        """Return the next transfer; drop all other frames before it."""
         while True:
             received = self.receive()
             assert received is not None, "the stream ends before a transfer"
             if isinstance(received.performative, TransferFrame):
-                return received.performative, received.payload
+                return received
+
+    def message(self) -> tuple[TransferFrame, bytes]:
+        """Return the next transfer with its payload; drop all other frames before it."""
+        received = self.receive_transfer()
+        return received.performative, received.payload
 
     def detach(self, handle: int, channel: int = 0) -> DetachFrame:
         self.send(DetachFrame(handle, closed=True), channel)

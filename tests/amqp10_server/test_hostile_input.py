@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ import pytest
 from cluster.membership.alarms import reason_of
 from cluster.raft.messages import Alarm
 from qq.amqp10.composites import encode_composite
+from qq.amqp10.connection import Phase10
 from qq.amqp10.performatives import (
     AttachFrame,
     CloseFrame,
     DetachFrame,
     DispositionFrame,
     EndFrame,
+    FlowFrame,
     SourceTerminus,
     TargetTerminus,
     TransferFrame,
@@ -27,7 +29,8 @@ from qq.amqp10_server.command_session import Answered, ConnectionCommands
 from qq.amqp10_server.connection import BLOCKED_BYTES_MAX
 from qq.client_sockets.closing import CLOSE_GRACE_S
 from qq.machine.protocol.commands import DEFAULT_VHOST, Declaration, DeclareQueue, SetVhostLimits
-from tests.amqp10.amqp10_wire import frame
+from qq.sessions.broker import Broker
+from tests.amqp10.amqp10_wire import frame, raw_frame
 from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
 from tests.amqp10_server.socket_client import SocketClient, data, receiver
 from tests.harness.lone_broker import wait_until
@@ -190,3 +193,33 @@ def test_session_ends_behind_messages_that_a_limit_holds(broker: LoneBroker10, c
     client.until(EndFrame)
     assert broker.machine.vhosts[DEFAULT_VHOST].queues["q"].ready == 8
     assert connection_of(broker).channel_count == 0
+
+
+def test_client_is_told_its_error_when_its_close_follows(
+    broker: LoneBroker10, client: SocketClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Callable[[], None]] = []
+
+    def end_claims(_: Broker, connection: Any, gone: Callable[[], None]) -> bool:
+        ended.append(gone)
+        return True
+
+    monkeypatch.setattr(Broker, "end_claims", end_claims)
+    connection = connection_of(broker)
+    too_deep = encode_composite(FlowFrame(0, 0, 0, 0, properties={Symbol("x"): nested(40)}))
+    client.write(raw_frame(too_deep))
+    wait_until(lambda: connection._holds_output, "the wait for the log")
+    client.send(CloseFrame())
+    wait_until(lambda: connection._engine.phase is Phase10.CLOSED, "the client's close")
+    broker.call(ended[0])
+    error = client.until(CloseFrame).error
+    assert error is not None
+    assert error.condition == "amqp:decode-error"
+    assert client.receive() is None
+
+
+def nested(depth: int) -> Value:
+    value: Value = None
+    for _ in range(depth):
+        value = [value]
+    return value

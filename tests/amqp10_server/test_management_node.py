@@ -405,6 +405,25 @@ def test_command_in_a_snapshot_is_answered(broker: LoneBroker10, client: Managem
     assert client.request("PUT", "/queues/q", {}).status == "200"
 
 
+def test_equal_declarations_need_no_entry(broker: LoneBroker10, client: ManagementClient) -> None:
+    requests = [
+        ("PUT", "/queues/q", {"arguments": {"x-queue-type": "quorum"}}),
+        ("PUT", "/queues/own", {"exclusive": True, "durable": False}),
+        ("PUT", "/exchanges/x", {"type": "topic"}),
+        ("POST", "/bindings", {"source": "x", "destination_queue": "q", "binding_key": "k", "arguments": {}}),
+    ]
+    assert statuses(client, *requests) == ["201", "201", "204", "204"]
+    before = broker.group.last_index
+    assert statuses(client, *requests) == ["200", "200", "204", "204"]
+    with ManagementClient(broker.amqp_port) as other:
+        other.manage()
+        before += 1  # the connection
+        assert statuses(other, *requests[::2]) == ["200", "204"]
+        assert broker.group.last_index == before
+        assert other.request("PUT", "/queues/own", {"exclusive": True, "durable": False}).status == "400"
+    assert broker.broker.counters.queues_declared == 5
+
+
 def test_limit_of_channels_refuses_commands_only(broker: LoneBroker10, client: ManagementClient) -> None:
     broker.operate(SetUserLimits("guest", {"max-channels": 0}))
     refused = client.request("PUT", "/queues/q", {})

@@ -94,6 +94,15 @@ def test_sessions_list_links_with_address_and_credit(
     assert second["incoming_links"] == second["outgoing_links"] == []
 
 
+def test_long_names_of_links_are_cut_off_for_operators(client: SocketClient, node: ClusterNode) -> None:
+    client.attach_sender(None, 0, name="x" * 255)
+    client.attach_sender(None, 1, name="y" * 100_000)
+    [session] = sessions_of(node, "client")
+    shown = ["x" * 255, "y" * 255 + "..."]
+    assert [link["link_name"] for link in session["incoming_links"]] == shown
+    assert {each["link_name"] for each in api(node, "channels") if "link_name" in each} == set(shown)
+
+
 def test_sessions_list_links_of_the_management_node(client: SocketClient, node: ClusterNode) -> None:
     paired = {
         "snd_settle_mode": SenderSettleMode.SETTLED,

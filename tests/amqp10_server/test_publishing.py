@@ -13,10 +13,12 @@ from qq.amqp10.performatives import (
     EndFrame,
     RejectedState,
     SenderSettleMode,
+    TransferFrame,
 )
 from qq.amqp10.sections import MESSAGE_ANNOTATIONS, encode_annotations
 from qq.amqp10.values import Symbol, encode
 from qq.testing import ClusterNode
+from tests.amqp10.amqp10_wire import frame
 from tests.amqp10_server.lone_broker10 import LoneBroker10
 from tests.amqp10_server.messages import ACCEPTED, RELEASED, outcomes, states
 from tests.amqp10_server.socket_client import SocketClient, data, sender
@@ -89,9 +91,9 @@ def test_target_is_refused_when_it_is_bad(client: SocketClient, address: str, co
 
 def test_link_ends_behind_outcomes_of_earlier_messages(client: SocketClient, queue: str) -> None:
     client.attach_sender(f"/queues/{queue}")
-    client.transfer(0, data(b"good"))
-    client.transfer(1, b"\x00\x53\x99\x40")  # no section
-    client.transfer(2, data(b"behind it"))
+    messages = [data(b"good"), b"\x00\x53\x99\x40", data(b"behind it")]  # the second is no section
+    # In one piece, because the link ends as soon as the first is confirmed.
+    client.write(b"".join(frame(TransferFrame(0, n, b"tag", 0), 0, each) for n, each in enumerate(messages)))
     assert outcomes(client, 3) == [ACCEPTED, RELEASED, RELEASED]
     detach = client.until(DetachFrame)
     assert detach.error is not None
@@ -105,6 +107,26 @@ def test_anonymous_message_without_address_is_rejected_alone(client: SocketClien
     assert isinstance(rejected, RejectedState)
     assert rejected.error is not None
     assert rejected.error.condition == "amqp:precondition-failed"
+
+
+def test_link_ends_when_its_queue_is_deleted(client: SocketClient, channel: Any, queue: str) -> None:
+    client.attach_sender(f"/queues/{queue}")
+    client.attach_sender(f"/queues/{queue}", handle=2)
+    client.attach_sender("/exchanges/amq.direct/key", handle=3)
+    client.transfer(0, data(b"a"))
+    assert outcomes(client, 1) == [ACCEPTED]
+    client.detach(2)
+    channel.queue_delete(queue)
+    detach = client.expect(DetachFrame)
+    assert detach.handle == 0
+    assert detach.closed
+    assert detach.error is not None
+    assert detach.error.condition == "amqp:resource-deleted"
+    channel.queue_declare(queue, durable=True)
+    client.send(DetachFrame(0, closed=True))
+    client.attach_sender(f"/queues/{queue}")
+    channel.queue_delete(queue)
+    assert client.expect(DetachFrame).handle == 0
 
 
 def test_settled_messages_are_published_before_a_detach(

@@ -13,6 +13,7 @@ import pytest
 
 from qq.amqp10.sections import DATA, VALUE, MessageHeader, MessageProperties
 from qq.amqp10.values import Long, UInt
+from qq.client_sockets.message_output import CONVERTED_BYTES_MAX, CONVERTED_MAX
 from qq.machine.protocol import commands as c
 from qq.management.changes.leases import Leases
 from qq.management.changes.request_session import RequestSession
@@ -23,6 +24,7 @@ from qq.ranges import Range
 from qq.sessions.deliveries10 import delivered10
 from qq.sessions.message_filter import MessageFilter
 from qq.stored.editing import content
+from qq.stored.to_frames import to_frames
 from tests.harness.lone_broker import LoneBroker, wait_until
 from tests.harness.sections_publisher import publish_sections
 from tests.stored.messages10 import message10
@@ -89,6 +91,29 @@ def test_consumer_and_get_have_converted_messages(broker: LoneBroker, channel: A
     assert (method.redelivered, body, found.headers["x-delivery-count"]) == (True, b"body", 1)
     method, found, body = next(deliveries)
     assert (method.redelivered, body, found.type) == (False, message10(body=[(VALUE, None)]), "amqp-1.0")
+
+
+def test_messages_of_a_range_are_converted_in_steps(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(channel, "q")
+    large = [message10(HEAD, {"x-a": "a" * 10_000, "x-i": UInt(number)}) for number in range(20)]
+    small = [message10(HEAD, {"x-i": UInt(number)}) for number in range(600)]
+    publish(broker, "q", *small)
+    publish(broker, "q", *large)
+    steps: list[list[int]] = []
+
+    def convert(messages: list[bytes], number: int, frame_max: int) -> list[bytes]:
+        steps.append(list(map(len, messages)))
+        return to_frames(messages, number, frame_max)
+
+    monkeypatch.setattr("qq.sessions.headers.to_frames", convert)
+    deliveries = channel.consume("q", auto_ack=True, inactivity_timeout=10)
+    numbers = [next(deliveries)[1].headers["x-i"] for _ in range(620)]
+    assert numbers == [*range(600), *range(20)]
+    assert max(map(len, steps)) <= CONVERTED_MAX
+    assert max(map(sum, steps)) <= CONVERTED_BYTES_MAX
+    assert len(steps) < 10
 
 
 def test_messages_of_both_kinds_keep_their_order(broker: LoneBroker, channel: Any) -> None:
@@ -227,7 +252,7 @@ def test_lease_has_converted_messages(broker: LoneBroker, channel: Any) -> None:
         c.OpenGroup("/", "q", "g", 1, "me", "guest", "", False, 60_000),
         c.LeaseMessages("/", "q", "g", 1, 0, 10, MIB),
     )
-    leases: Any = Leases(broker.broker, Mock(), Mock())
+    leases: Any = Leases(broker.broker, Mock())
 
     async def read() -> list[Any]:
         wanted = await leases.part("/", "q", "g", 0, 0, 1)

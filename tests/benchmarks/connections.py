@@ -1,14 +1,15 @@
 """Measure the cost of many connections, and the speed of queue declarations: a part of `make bench`.
 
 1. Idle connections to a node: their rate of acceptance, up to connection.open-ok, and the node's memory for each. 2.
-Connections that publish slowly on ten channels each, with confirms: the answer time of a request that needs no log
-(channel.flow, on an otherwise unused channel). It stands in for heartbeats, which AMQP does not answer: the node
-sends its own by a timer, and is as late with them as with this answer. 3. Quorum queues declared one after the other
-on a connection.
+Idle consumers: the memory of a node for a connection of AMQP 0-9-1 with a channel and a consumer, and the memory of
+another node for one of AMQP 1.0 with a session and a link. 3. Connections that publish slowly on ten channels each,
+with confirms: the answer time of a request that needs no log (channel.flow, on an otherwise unused channel). It stands
+in for heartbeats, which AMQP does not answer: the node sends its own by a timer, and is as late with them as with this
+answer. 4. Quorum queues declared one after the other on a connection.
 
 Prints a Markdown table with the aims, and fails if an aim is missed.
 
-    python tests/benchmarks/connections.py [--idle 10000] [--publishing 1000] [--queues 1000]
+    python tests/benchmarks/connections.py [--idle 10000] [--consuming 3000] [--publishing 1000] [--queues 1000]
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import sys
 import time
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pamqp.frame
 import pika
@@ -29,7 +30,17 @@ from pamqp.base import Frame
 from pamqp.body import ContentBody
 from pamqp.heartbeat import Heartbeat
 
+from qq.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from qq.amqp10.performatives import (
+    AttachFrame,
+    BeginFrame,
+    OpenFrame,
+    SaslInit,
+    SourceTerminus,
+    TargetTerminus,
+)
 from qq.testing import ClusterNode, LocalCluster
+from tests.amqp10.amqp10_wire import StreamStage, frame
 from tests.benchmarks.bench import resident_bytes
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -45,6 +56,8 @@ KIB = 2**10
 
 ANSWER_P99_MS = 100.0
 """Aim: a tenth of a second is not noticed by clients that wait for a heartbeat or for an answer that needs no log."""
+MEMORY_10_MAX = 1.2
+"""Aim: memory of an idle consumer of AMQP 1.0 as a multiple of that of AMQP 0-9-1."""
 RABBITMQ_MS = {"declared": 43.0, "deleted": 25.0}
 RABBITMQ_S = {"declared": 47.1, "deleted": 29.5}
 """Median of each call, and all of 1000: RabbitMQ 4.0.5, three nodes and the client on two cores, a single run."""
@@ -110,6 +123,10 @@ class Client(asyncio.Protocol):
         self.send(0, commands.Connection.TuneOk(tune.channel_max, tune.frame_max, tune.heartbeat))
         await self.request(0, commands.Connection.Open("/"), "Connection.OpenOk")
 
+    async def consume(self) -> None:
+        await self.request(1, commands.Channel.Open(), "Channel.OpenOk")
+        await self.request(1, commands.Basic.Consume(queue=QUEUE), "Basic.ConsumeOk")
+
     def publish(self, channel: int) -> None:
         self.send(
             channel,
@@ -122,14 +139,59 @@ class Client(asyncio.Protocol):
         self._transport.abort()
 
 
-async def connected(port: int, count: int) -> list[Client]:
+class Client10(asyncio.Protocol):
+    """A connection of AMQP 1.0 with a link on which it consumes. It sends all frames at once."""
+
+    REQUESTS = b"".join(
+        (
+            SASL_HEADER,
+            frame(SaslInit("PLAIN", b"\0guest\0guest"), stage=StreamStage.SASL),
+            AMQP_HEADER,
+            frame(OpenFrame("idle")),
+            frame(BeginFrame(None, 0, 1000, 1000)),
+            frame(
+                AttachFrame(
+                    "link", 0, True, source=SourceTerminus(f"/queues/{QUEUE}"), target=TargetTerminus()
+                )
+            ),
+        )
+    )
+    ATTACHED = b"\x00\x53\x12"
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        self._transport.write(self.REQUESTS)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self.ATTACHED in self._buffer and not self._attached.done():
+            self._attached.set_result(None)
+
+    async def open(self) -> None:
+        await self._attached
+
+    async def consume(self) -> None:
+        """Nothing is left to do: the link is attached when the connection has opened."""
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+ClientT = TypeVar("ClientT", Client, Client10)
+
+
+async def connected(port: int, count: int, kind: type[ClientT] = Client) -> list[ClientT]:
     """So many open connections."""
     loop = asyncio.get_running_loop()
     gate = asyncio.Semaphore(OPENING)
 
-    async def connect() -> Client:
+    async def connect() -> ClientT:
         async with gate:
-            _, client = await loop.create_connection(Client, "127.0.0.1", port)
+            _, client = await loop.create_connection(kind, "127.0.0.1", port)
             await client.open()
             return client
 
@@ -153,6 +215,36 @@ async def measure_idle(node: ClusterNode, port: int, count: int) -> list[Row]:
     return [
         Row(f"{name}: opened", f"{seconds:.1f} s, {count / seconds:,.0f}/s"),
         Row(f"{name}: memory", f"{each:.1f} KiB each"),
+    ]
+
+
+async def measure_consuming(nodes: list[ClusterNode], count: int) -> list[Row]:
+    """Compare two nodes of the same role, so that memory which one protocol has freed does not help the other."""
+    clients: list[Client | Client10] = []
+    each_kib: list[float] = []
+    for node, kind in zip(nodes, (Client, Client10), strict=True):
+        for opened in (
+            min(count, OPENING),
+            count,
+        ):  # the first connections have costs that later ones do not have
+            await asyncio.sleep(1)
+            before = resident_bytes(node.pid)
+            opening = await connected(node.amqp_port, opened, kind)
+            await asyncio.gather(*(client.consume() for client in opening))
+            clients += opening
+        await asyncio.sleep(2)
+        each_kib.append((resident_bytes(node.pid) - before) / count / KIB)
+    for client in clients:
+        client.close()
+    await asyncio.sleep(2)
+    over_091, over_10 = each_kib
+    return [
+        Row(
+            f"{count:,} idle consumers of each protocol: memory",
+            f"AMQP 0-9-1 {over_091:.1f} KiB each, 1.0 {over_10:.1f} KiB each",
+            f"1.0 at most {MEMORY_10_MAX} times 0-9-1",
+            over_10 <= MEMORY_10_MAX * over_091,
+        )
     ]
 
 
@@ -241,6 +333,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--idle", type=int, default=10_000)
+    parser.add_argument("--consuming", type=int, default=3000)
     parser.add_argument("--publishing", type=int, default=1000)
     parser.add_argument("--queues", type=int, default=1000)
     options = parser.parse_args()
@@ -253,8 +346,10 @@ def main() -> int:
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
             arguments = {"x-queue-type": "quorum"}
             connection.channel().queue_declare(QUEUE, durable=True, arguments=arguments)
+        followers = [node for node in cluster.nodes if node is not leader]
         parts = [
             lambda: asyncio.run(measure_idle(leader, port, options.idle)) if options.idle else [],
+            lambda: asyncio.run(measure_consuming(followers, options.consuming)) if options.consuming else [],
             lambda: asyncio.run(measure_publishing(port, options.publishing)) if options.publishing else [],
             lambda: measure_declaring(url, options.queues) if options.queues else [],
         ]

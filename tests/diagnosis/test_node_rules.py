@@ -154,7 +154,7 @@ def test_clients_that_wait_and_that_do_not_read() -> None:
         Finding(
             "publishers-held",
             "vhost 'shop'",
-            "the limit max-publishes-per-second (1,000) holds 5 channels up at node n1",
+            "the limit max-publishes-per-second (1,000) holds 5 publishers up at node n1",
         ),
         Finding(
             "publisher-throttled",

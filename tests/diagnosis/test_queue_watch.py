@@ -191,6 +191,7 @@ def test_slow_consumers_are_reported() -> None:
     ]
     assert queue.since_s == [5.0]
     assert slow(Watched(), 0, unacked=100) == ["consumers-slow"]
+    assert slow(Watched(), 0, lacks_credit=True) == []  # its consumers are reported instead
     assert slow(Watched(), 50, passes=13, unacked=100) == []  # not for a minute yet
 
 

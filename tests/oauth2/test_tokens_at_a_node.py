@@ -14,7 +14,9 @@ import aiormq
 import pika
 import pytest
 
+from qq.amqp10.performatives import CloseFrame, ErrorReply
 from qq.testing import ClusterNode, LocalCluster
+from tests.amqp10_server.socket_client import SocketClient
 from tests.oauth2.issuer import SERVICE, Issuer, new_key
 
 ALL = ("configure:%2F", "write:%2F", "read:%2F")
@@ -136,6 +138,16 @@ def test_a_connection_ends_with_its_token(node: ClusterNode, issuer: Issuer) -> 
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
             connection.sleep(10)
         assert closed.value.args == (320, "CONNECTION_FORCED - the token of user 'ann' has expired")
+
+
+def test_connection_of_amqp10_ends_with_its_token(node: ClusterNode, issuer: Issuer) -> None:
+    token = expiring(node, issuer, 2.0, *ALL)
+    with SocketClient(node.amqp_port) as client:
+        assert client.log_in(response=f"\0\0{token}".encode()).code == 0
+        client.open_vhost("/")
+        client.begin()
+        error = client.until(CloseFrame).error
+    assert error == ErrorReply("amqp:unauthorized-access", "credential expired")
 
 
 def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, issuer: Issuer) -> None:

@@ -6,6 +6,7 @@ The release's code is taken out of the repository's history (tests/harness/relea
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import pika
@@ -18,10 +19,11 @@ from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient, Refusal
 from qq_spark.sink_client import SinkClient
-from tests.harness.releases import ROOT, running, unpack_release
+from tests.harness.releases import IN_USE, ROOT, running, unpack_release
 from tests.stories.commands import run_command
 from tests.stories.disk import NodeFiles, lines_since
 from tests.stories.load import loaded, poll
+from tests.stories.mixed_clients import OLD, MixedClients
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,6 +186,69 @@ def test_release_0_1_is_upgraded_node_by_node_without_loss(tmp_path: Path, relea
         start(third, ROOT)
         cluster.wait_caught_up()
         load.until_all_work()
+
+
+@pytest.mark.long
+def test_amqp_1_0_begins_when_the_last_node_is_upgraded(tmp_path: Path, release: Path) -> None:
+    """Until then, upgraded nodes name the reason. Messages of both protocols survive the restart of each node."""
+    with running(release), LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster:
+        clients, last = MixedClients(), cluster.nodes[2]
+        clients.declare(last)
+        for node in cluster.nodes:
+            assert clients.refusal(node)
+            clients.publish(node, OLD)
+        for node in cluster.nodes:
+            with ThreadPoolExecutor() as pool:
+                trying = pool.submit(clients.refusal, last)  # a client that connects while nodes restart
+                node.stop()
+                start(node, ROOT)
+                cluster.wait_caught_up()
+                assert trying.result() or node is last
+            clients.publish(node, OLD)
+            reason = f"AMQP 1.0 needs version {NEXT} of the state; the cluster has version {RELEASED}"
+            if node is not last:
+                assert clients.refusal(node).endswith(reason)
+        until_raised(cluster)
+        for node in cluster.nodes:
+            clients.publish(node)
+            node.stop()
+            start(node, ROOT)
+            cluster.wait_caught_up()
+            clients.publish(node)
+        assert clients.consume(cluster.nodes) == clients.published
+        for node in cluster.nodes:
+            assert "Traceback" not in node.log.read_text()
+
+
+@pytest.mark.long
+def test_programs_of_the_same_version_share_mixed_messages(tmp_path: Path) -> None:
+    """Nodes of the program in use and of this program deliver the same messages; a node may go back."""
+    in_use = tmp_path / "in-use"
+    unpack_release(IN_USE, in_use)
+    with running(in_use), LocalCluster(3, tmp_path / "cluster", settings=SMALL_FILES) as cluster:
+        until_raised(cluster)
+        clients = MixedClients()
+        clients.declare(cluster.nodes[0])
+        received: list[str] = []
+        first, second, third = cluster.nodes
+        for changed, program in (
+            (first, ROOT),
+            (second, ROOT),
+            (first, in_use),
+            (first, ROOT),
+            (third, ROOT),
+        ):
+            for node in cluster.nodes:
+                clients.publish(node)
+            changed.kill()
+            clients.publish(second if changed is first else first)
+            start(changed, program)
+            cluster.wait_caught_up()
+            received += clients.consume(cluster.nodes, most=6)
+        received += clients.consume(cluster.nodes)
+        assert received == clients.published
+        for node in cluster.nodes:
+            assert "Traceback" not in node.log.read_text()
 
 
 @pytest.mark.long

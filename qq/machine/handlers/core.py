@@ -152,6 +152,8 @@ class Core:
         self.version = VERSIONS[0]
         """The version of the state that the log has agreed on. The current entry follows it."""
         self.content_of = content_of
+        self.queue_removed: Callable[[Queue], None] = _ignored
+        """Called with each removed queue. It must not change the state."""
         self.catalog = Catalog()
         self.work = self.catalog.work
         self.sessions: dict[tuple[str, int], SessionState] = {}
@@ -684,6 +686,7 @@ class Core:
     def take_queue(self, queue: Queue) -> list[ConsumerGone]:
         """Remove a queue, and return the notices for its consumers."""
         self.catalog.vhosts[queue.vhost].delete_queue(queue)
+        self.queue_removed(queue)
         gone = self._forget_queue(queue)
         for consumer in queue.holders:
             self._offer_room(consumer)
@@ -1000,6 +1003,10 @@ _SLOT_BITS = 32
 def no_content(_message: Buffer, number: int) -> Content:
     """A `ContentOf` for a machine without exchanges that look into messages."""
     return Content({}, {}, number)
+
+
+def _ignored(_queue: Queue) -> None:
+    """Do nothing, because no session watches queues."""
 
 
 def _queue_key(queue: Queue) -> int:

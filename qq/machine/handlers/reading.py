@@ -43,12 +43,16 @@ class ReadAnswers:
 
     def answer(self, origin: str, command: c.Method) -> Result | None:
         """Return the answer of a node's command that would change nothing, or `None` if the command needs an entry."""
-        find = self._find.get(type(command))
         session = self._core.sessions.get((origin, command.session))
-        if find is None or session is None or session.failed or session.vhost.is_deleted:
+        return None if session is None or session.failed else self.answer_in(origin, session.vhost, command)
+
+    def answer_in(self, origin: str, vhost: VirtualHost, command: c.Method) -> Result | None:
+        """Return the answer as `answer` does, to a command for a virtual host from a session that has begun or not."""
+        find = self._find.get(type(command))
+        if find is None or vhost.is_deleted:
             return None
         try:
-            return find(origin, session.vhost, command)
+            return find(origin, vhost, command)
         except Refused:
             return None
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Connection, Session
     from qq.sessions.session_info import SessionFacts, TlsFacts, Traffic
 
-PROTOCOL = "AMQP 0-9-1"
-"""Protocol shown for clients of nodes that do not answer."""
+PROTOCOL = "AMQP"
+"""Protocol shown for clients of nodes that do not answer. The log does not have its version."""
 CONNECTION_NAMES, SOME_CONNECTIONS = "names-of-connections", "some-connections"
 CHANNEL_NAMES, SOME_CHANNELS = "names-of-channels", "some-channels"
 SOME_SESSIONS = "some-link-sessions"

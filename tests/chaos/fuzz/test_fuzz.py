@@ -17,11 +17,14 @@ import pytest
 from pamqp import commands
 from pamqp.heartbeat import Heartbeat
 
+from chaos.fuzz.answers import Frames091, HarmError, count_close
 from chaos.fuzz.conversations import conversations
+from chaos.fuzz.conversations10 import conversations10
 from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.legal_run import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
-from chaos.fuzz.mutations import mutate
-from chaos.fuzz.run import TROUBLE, HarmError, _count_close, _Frames, run_seed, served
+from chaos.fuzz.mutations import CHANGES_091, mutate
+from chaos.fuzz.mutations10 import CHANGES10
+from chaos.fuzz.run import TROUBLE, run_seed, served
 from cluster.log.checkpoints import write_checkpoint
 from cluster.runtime.asyncio_runtime import RealDisk
 from cluster.state.group_state import GroupState
@@ -50,33 +53,44 @@ def test_damaged_conversations_cause_no_harm() -> None:
     outcome = run_seed(1, CLIENTS, time.monotonic() + SECONDS)
     assert outcome.violation == ""
     assert outcome.clients == CLIENTS
-    assert {"channel 404", "channel 406", "connection 501", "connection 503", "connection 505"} <= set(
-        outcome.closes
+    closes = ("channel 404", "channel 406", "connection 501", "connection 503", "connection 505")
+    conditions = (
+        "close amqp:decode-error",
+        "close amqp:connection:framing-error",
+        "end amqp:session:unattached-handle",
     )
+    assert {*closes, *conditions} <= set(outcome.closes)
 
 
 def test_the_damage_is_a_function_of_the_seed() -> None:
-    undamaged = {b"".join(conversation.frames) for conversation in conversations()}
-    first, again = (
-        [mutate(Random(f"1-{number}"), conversations()) for number in range(300)] for _ in range(2)
-    )
-    assert first == again
-    assert len(set(first) - undamaged) > 270
+    for all_of, changes in ((conversations(), CHANGES_091), (conversations10(), CHANGES10)):
+        undamaged = {b"".join(conversation.frames) for conversation in all_of}
+        first, again = (
+            [b"".join(mutate(Random(f"1-{number}"), all_of, changes)) for number in range(300)]
+            for _ in range(2)
+        )
+        assert first == again
+        assert len(set(first) - undamaged) > 270
 
 
 def test_legal_conversations_cause_no_harm() -> None:
     until_s = time.monotonic() + 3 * SECONDS
-    outcome = run_siege(1, nodes=1, acts=ACTS, until_s=until_s, factor=ACTS_FACTOR)
+    outcome = run_siege(22, nodes=1, acts=ACTS, until_s=until_s, factor=ACTS_FACTOR)
     assert outcome.violation == ""
     assert outcome.acts == ACTS
     assert outcome.confirmed > 0
-    assert {"channel 403", "channel 406", "HTTP 201"} <= set(outcome.answers)
+    assert {"channel 403", "channel 406", "detach amqp:decode-error", "HTTP 201"} <= set(outcome.answers)
 
 
 def test_legal_acts_are_a_function_of_the_seed() -> None:
     def acts(seed: int) -> list[Act]:
         drawn = [draw_act(Random(f"{seed}-{number}"), number, ACTS_FACTOR) for number in range(200)]
-        return [act._replace(frames=list(act.frames), requests=list(act.requests)) for act in drawn]
+        return [
+            act._replace(
+                frames=list(act.frames), requests=list(act.requests), items10=list(act.items10 or ())
+            )
+            for act in drawn
+        ]
 
     assert acts(1) == acts(1)
     assert acts(1) != acts(2)
@@ -159,7 +173,7 @@ def test_state_that_differs_after_a_load_is_noticed(tmp_path: Path) -> None:
 
 
 def frames(data: bytes) -> list[object]:
-    read = _Frames()
+    read = Frames091()
     read.add(data)
     return [*iter(read.next, None)]
 
@@ -178,13 +192,13 @@ def test_an_answer_that_is_no_frame_is_noticed() -> None:
 
 def test_forbidden_answer_is_noticed() -> None:
     closes: Counter[str] = Counter()
-    _count_close(commands.Connection.CloseOk(), closes, closed=True)
-    _count_close(commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 10), closes, closed=False)
+    count_close(commands.Connection.CloseOk(), closes, closed=True)
+    count_close(commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 10), closes, closed=False)
     assert closes == {"channel 404": 1}
     with pytest.raises(HarmError, match="behind its connection"):
-        _count_close(commands.Channel.OpenOk(), closes, closed=True)
+        count_close(commands.Channel.OpenOk(), closes, closed=True)
     with pytest.raises(HarmError, match="INTERNAL_ERROR"):
-        _count_close(
+        count_close(
             commands.Connection.Close(541, "INTERNAL_ERROR - an unexpected error", 0, 0), closes, closed=False
         )
 

@@ -18,7 +18,16 @@ from qq.diagnosis.limits import TenantUse, Vitals
 from qq.diagnosis.queue_watch import SILENT_MS
 from qq.machine.catalog.limits import MAX_PUBLISHES
 from qq.machine.protocol.codec import encode_batch
-from qq.machine.protocol.commands import CloseSink, DeclareQueue, OpenSink, StageMessages
+from qq.machine.protocol.commands import (
+    AttachConsumer,
+    CloseSink,
+    Connect,
+    DeclareQueue,
+    OpenChannel,
+    OpenSink,
+    SetCredit,
+    StageMessages,
+)
 from qq.management.nodes.diagnosis import _decode
 from qq.management.reports.nodes import CertificateFiles
 from qq.sessions.session_info import ClosedWindows, ConnectionFacts, Traffic
@@ -112,6 +121,19 @@ def test_queue_without_consumers_is_reported_with_its_start(node: Any) -> None:
     assert node.api("queues/%2F/q", "DELETE").status == 204
     sample(node)
     assert "no-consumers" not in codes(node)
+
+
+def test_consumer_without_credit_is_reported_alone(node: Any) -> None:
+    assert node.api("queues/%2F/q", "PUT").status == 201
+    attach = AttachConsumer(2, 1, 0, 3, "q", "worker", False, True, 0, {})
+    node.management.make(Connect(1, "/", "guest"), OpenChannel(2, 1), attach)
+    assert node.api("exchanges/%2F//publish", "POST", json=MESSAGE).json == {"routed": True}
+    sample(node, MINUTE)
+    assert codes(node) == {"no-credit": "consumer 'worker' of queue 'q' in vhost '/'"}
+    node.management.make(SetCredit(3, 1, 1, False, False))
+    assert node.api("exchanges/%2F//publish", "POST", json=MESSAGE).json == {"routed": True}
+    sample(node)  # it was given the first message, and the second waits
+    assert codes(node) == {}
 
 
 def test_a_ladder_of_retries_waits_without_consumers(node: Any) -> None:

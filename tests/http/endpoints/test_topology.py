@@ -396,7 +396,7 @@ def test_connections_of_all_nodes_are_shown(connected: Machine) -> None:
         "user": "ann",
         "user_who_performed_action": "ann",
         "state": "running",
-        "protocol": "AMQP 0-9-1",
+        "protocol": "AMQP",
         "type": "network",
         "client_properties": {},
     }
