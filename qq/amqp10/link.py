@@ -7,13 +7,12 @@ own handle. A client may use the handle again when it has detached; the next att
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qq.amqp10.conditions import Condition, LinkFailure
 from qq.amqp10.performatives import AttachFrame, DetachFrame, ErrorReply, SourceTerminus, TargetTerminus
 
 if TYPE_CHECKING:
-    from qq.amqp10.session import LinkRequested
     from qq.amqp10.windows import SessionWindows
 
 
@@ -48,6 +47,13 @@ class LinkFault(NamedTuple):
     error: LinkFailure
 
 
+class NextRequest(Protocol):
+    """The `LinkRequested` of an attach that waits for the end of an earlier link."""
+
+    @property
+    def is_pending(self) -> bool: ...
+
+
 class Link10:
     """The part that links of both directions share."""
 
@@ -64,7 +70,7 @@ class Link10:
         """The links of the session, by the handles that are in use."""
         self._detach: DetachFrame | None = None
         """The client's detach, before it is answered."""
-        self.next_request: LinkRequested | None = None
+        self.next_request: NextRequest | None = None
         """The client's next attach with the handle, which waits for the end of this link."""
         links[attach.handle] = self
 
@@ -73,7 +79,7 @@ class Link10:
         """Whether the client may use the handle again, although the server has not detached."""
         return self._detach is not None
 
-    def take_next_request(self) -> list[LinkRequested]:
+    def take_next_request(self) -> list[Any]:
         """Return the client's next attach with the handle, if this link has ended and its session has not."""
         if self.next_request is None or self.state is not LinkState.DETACHED:
             return []
