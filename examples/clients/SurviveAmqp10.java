@@ -17,6 +17,7 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
@@ -39,25 +40,29 @@ public class SurviveAmqp10 {
             .build();
     // The client connects again by itself. It declares nothing anew, because the queue is durable.
     Connection connection =
-        environment
-            .connectionBuilder()
-            .recovery()
-            .backOffDelayPolicy(BackOffDelayPolicy.fixed(Duration.ofMillis(200)))
-            .connectionBuilder()
-            .build();
-    connection.management().queue(QUEUE).quorum().queue().declare();
+        retried(
+            () ->
+                environment
+                    .connectionBuilder()
+                    .recovery()
+                    .backOffDelayPolicy(BackOffDelayPolicy.fixed(Duration.ofMillis(200)))
+                    .connectionBuilder()
+                    .build());
+    retried(() -> connection.management().queue(QUEUE).quorum().queue().declare());
     Set<String> seen = ConcurrentHashMap.newKeySet();
-    connection
-        .consumerBuilder()
-        .queue(QUEUE)
-        .initialCredits(100)
-        .messageHandler(
-            (context, message) -> {
-              seen.add(new String(message.body(), UTF_8)); // the work: doing it twice does no harm
-              context.accept();
-            })
-        .build();
-    Publisher publisher = connection.publisherBuilder().queue(QUEUE).build();
+    retried(
+        () ->
+            connection
+                .consumerBuilder()
+                .queue(QUEUE)
+                .initialCredits(100)
+                .messageHandler(
+                    (context, message) -> {
+                      seen.add(new String(message.body(), UTF_8)); // the work: doing it twice does no harm
+                      context.accept();
+                    })
+                .build());
+    Publisher publisher = retried(() -> connection.publisherBuilder().queue(QUEUE).build());
     for (int number = 1; number <= MESSAGES; number++) publish(publisher, String.valueOf(number));
     System.out.println(MESSAGES + " messages are confirmed");
     while (seen.size() < MESSAGES) Thread.sleep(10);
@@ -65,6 +70,18 @@ public class SurviveAmqp10 {
     environment.close();
     System.out.println(seen.size() + " messages are consumed");
     System.exit(0);
+  }
+
+  /** Return the result of an action. Repeat it when its node dies meanwhile. */
+  static <T> T retried(Callable<T> action) throws Exception {
+    while (true) {
+      try {
+        return action.call();
+      } catch (AmqpException lost) {
+        System.out.println("again: " + lost.getMessage());
+        Thread.sleep(500);
+      }
+    }
   }
 
   /** Publish a message until it is accepted. */
