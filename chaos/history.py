@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 
 FLUSH_INTERVAL_S = 1.0
 SUFFIX = ".jsonl"
+CLOCK_OFFSET = "clock_offset_ms"
+"""In the detail of a fault: the milliseconds by which it moved the wall clocks of its targets."""
 
 Type = Literal["invoke", "ok", "fail", "unknown", "info"]
 Operation = Literal[

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from chaos.history import CLOCK_OFFSET
 from chaos.workloads.clients import ConsumePlan, Consumer, request_of
 from chaos.workloads.transport import LostError
 from chaos.workloads.world import Clients, World
@@ -309,6 +310,11 @@ class Course:
     def record_blow(self, fault: str) -> None:
         """Record a fault whose end is not reported."""
         self._nemesis.invoke("fault", fault=fault).ok()
+
+    def record_clocks(self, nodes: Sequence[str], moved_ms: int) -> None:
+        """Record that the wall clocks of nodes have moved forward, or back if negative."""
+        detail = json.dumps({CLOCK_OFFSET: moved_ms})
+        self._nemesis.event("fault", "ok", fault="clocks move", node=",".join(nodes), detail=detail)
 
     # The end
 

@@ -1,17 +1,19 @@
-"""The clients of a run: when their connections and consumers came and went, and who removed messages."""
+"""The clients of a run: begin and end of their connections and consumers, and their removals of messages."""
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from chaos.history import CLOCK_OFFSET
 from chaos.judge.event import Consumer, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from chaos.judge.scan import Digest
 
@@ -20,7 +22,7 @@ FOREVER_NS = 2**63 - 1
 
 
 class Removal(NamedTuple):
-    """A purge or delete that did not fail; `ended_ns` is None if its outcome is unknown."""
+    """A purge or delete without an error; `ended_ns` is None if the outcome is unknown."""
 
     op: str
     queue: str
@@ -40,6 +42,15 @@ class Consuming:
     """When it first asked to be cancelled."""
     gone_ns: int | None = None
     """When it was cancelled for the last time: by an answer to its request, or by the node."""
+
+
+class Jump(NamedTuple):
+    """A change of the wall clocks of nodes."""
+
+    time_ns: int
+    nodes: Sequence[str]
+    ms: int
+    """By how much the clocks moved, forward or back."""
 
 
 class Removals:
@@ -67,8 +78,7 @@ class Clients:
         rows = sorted(digest.clients, key=lambda row: row.time_ns)
         self.connected_ns: dict[str, int] = {}
         """When a connection was requested; what it got came later."""
-        self.jumps_ns = [row.time_ns for row in rows if row.op == "fault" and "clock" in (row.fault or "")]
-        """When clocks of nodes were changed: the cluster's time may follow them, forward."""
+        self._jumps = list(_jumps(rows))
         self.request_at: dict[int, Event] = {}
         """The requests of connections and consumers, by their time."""
         self.closed_ns: dict[str, int] = {}
@@ -134,6 +144,17 @@ class Clients:
             asked_ns = calls[row.process, row.call]
             self.answered_ns[connection] = max(self.answered_ns.get(connection, 0), asked_ns)
 
+    def lead_ms(self, since_ns: int, until_ns: int) -> int:
+        """Return the largest step forward of the cluster's time in this period, in ms, because wall clocks moved.
+
+        The cluster's time goes no further than the clocks of a majority, so the clock of a single node has no effect.
+        """
+        moved: Counter[str] = Counter()
+        for jump in self._jumps:
+            if since_ns < jump.time_ns < until_ns:
+                moved.update(dict.fromkeys(jump.nodes, jump.ms))
+        return sorted(moved.values())[-2] if len(moved) > 1 else 0
+
     def requested_ns(self, consumer: Consumer) -> int | None:
         """Return when the consumer or its connection was requested: deliveries to it came later."""
         connected_ns = self.connected_ns.get(consumer[1] or "")
@@ -159,6 +180,14 @@ class Clients:
     def removed_by(self, op: str, queue: str, connection: str | None, channel: int | None) -> Removals:
         """Return the removals by requests on this channel: a get after the answer was sent after the removal."""
         return self._of_channel.get((op, queue, connection, channel), NO_REMOVALS)
+
+
+def _jumps(rows: Iterable[Event]) -> Iterator[Jump]:
+    for row in rows:
+        if row.op == "fault" and CLOCK_OFFSET in (row.detail or ""):
+            yield Jump(
+                row.time_ns, (row.node or "").split(","), abs(json.loads(row.detail or "")[CLOCK_OFFSET])
+            )
 
 
 def _removals(rows: Iterable[Event]) -> list[Removal]:

@@ -20,6 +20,8 @@ OF_LEASES = frozenset(
 )
 """Operations of groups and their leases; each lease has some rows."""
 
+Packed = tuple[Any, ...]
+"""A named tuple as a plain tuple, as it goes from step to step."""
 Death = tuple[str, str, int]
 """Queue, reason and count of an entry of x-death."""
 

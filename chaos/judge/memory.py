@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.judge import leases, readers, streams, suspects, timeline, transactions
+from chaos.judge import leases, priorities, readers, streams, suspects, timeline, transactions
 from chaos.judge.clients import Clients
 from chaos.judge.context import Context
+from chaos.judge.facts import placed
 from chaos.judge.findings import EXAMPLES
 from chaos.judge.messages import Collector
 from chaos.judge.run import Queue, Run
@@ -39,8 +40,8 @@ def findings(rows: Sequence[Row], run: Run, limit: int = EXAMPLES) -> Findings:
     found = collector.tables.findings
     collector.judge(scan.messages[0])
     known = streams.Knowledge(context, collector.tables)
-    slice_ = streams.placed(collector.facts[0])
-    streams.judge_shares(streams.judge(slice_, streams.Carry(), known, found), found)
+    shares = streams.judge(placed(collector.facts[0]), streams.Carry(), known, found)
+    priorities.judge_shares(shares, found)
     streams.judge_points(collector.points[0], known, found)
     streams.judge_lengths(context, collector.tables.ready, found)
     suspects.judge(collector.suspects[0], known, found)

@@ -16,7 +16,8 @@ from zlib import crc32
 from chaos import promises
 from chaos.judge import timeline
 from chaos.judge.clients import FOREVER_NS, NEVER_NS
-from chaos.judge.event import FIELDS, Consumer, Event
+from chaos.judge.event import FIELDS, Consumer, Event, Packed
+from chaos.judge.facts import Fact
 from chaos.judge.findings import Findings
 from chaos.judge.life import Fate, Life
 from chaos.judge.rules import arrival, deaths, duplicates, leases, times
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from chaos.judge.context import Context
+    from chaos.judge.life import Seen
 
 RULES = (
     arrival.lost,
@@ -46,7 +48,6 @@ RULES = (
 )
 _BY_MESSAGE = itemgetter(FIELDS.index("id"), FIELDS.index("time_ns"))
 
-Packed = tuple[Any, ...]
 Stream = tuple[str, str, int]
 """Queue, publisher and priority."""
 Holder = tuple[str, tuple[str, int], Consumer, int]
@@ -100,7 +101,7 @@ class Collector:
     def __init__(self, context: Context, slices: Sequence[int], tx_buckets: int, examples: int) -> None:
         self.tables = Tables(Findings(limit=examples))
         self.facts: dict[int, list[Packed]] = defaultdict(list)
-        """For `streams.Fact`, by slice of time."""
+        """For `facts.Fact`, by slice of time."""
         self.points: dict[int, list[Packed]] = defaultdict(list)
         """For `streams.Point`, by slice."""
         self.suspects: dict[int, list[Packed]] = defaultdict(list)
@@ -128,6 +129,8 @@ class Collector:
             # A released message returns to its place, which may be before messages that were delivered meanwhile.
             if promises.is_comparable(fate) and not fate.leased:
                 self._collect_place(fate)
+            elif fate.settings.priorities and not fate.leased:
+                self._collect_first_deliveries(fate)
             if fate.settings.single_active and fate.invokes:
                 self._collect_points(fate)
             self._collect_parts(life, fate)
@@ -164,8 +167,6 @@ class Collector:
         instants = self.instants(fate.queue)
         seen_at = bisect_right(instants, row.time_ns)
         _raise(self.tables.seen, (stream, seen_at), fate.invoked_ns)
-        if fate.settings.priorities:
-            self.tables.publishers[fate.queue].add(fate.publisher)
         if fate.settings.max_length is not None and first.requested_ns != NEVER_NS:
             # Confirmed, and sent to nobody until its consumer was requested: it was ready in between.
             since = bisect_right(instants, fate.confirmed_ns)
@@ -173,20 +174,31 @@ class Collector:
             if since < until:
                 self.tables.ready[fate.queue, since] += 1
                 self.tables.ready[fate.queue, until] -= 1
-        self.facts[self._slice(row.time_ns)].append(
-            (
-                tuple(row),
-                fate.publisher,
-                fate.priority,
-                fate.channel,
-                fate.sequence,
-                fate.invoked_ns,
-                fate.confirmed_ns,
-                times.expires_ns(fate),
-                first.requested_ns,
-                bisect_left(instants, first.requested_ns),
-            )
+        self._add_fact(fate, first, is_placed=True)
+
+    def _collect_first_deliveries(self, fate: Fate) -> None:
+        """Collect first deliveries without a place in the order, because they count in the ratio of priorities."""
+        for seen in fate.seen:
+            if seen.is_first and not times.delay_ms(fate):
+                self._add_fact(fate, seen, is_placed=False)
+
+    def _add_fact(self, fate: Fate, first: Seen, *, is_placed: bool) -> None:
+        if fate.settings.priorities:
+            self.tables.publishers[fate.queue].add(fate.publisher)
+        fact = Fact(
+            tuple(first.row),
+            fate.publisher,
+            fate.priority,
+            fate.channel,
+            fate.sequence,
+            fate.invoked_ns,
+            fate.confirmed_ns,
+            times.expires_ns(fate),
+            first.requested_ns,
+            bisect_left(self.instants(fate.queue), first.requested_ns),
+            is_placed,
         )
+        self.facts[self._slice(first.row.time_ns)].append(tuple(fact))
 
     def _collect_points(self, fate: Fate) -> None:
         """Collect the deliveries of a queue with a single active consumer."""

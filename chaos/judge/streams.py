@@ -22,24 +22,19 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos import promises
-from chaos.judge.clients import FOREVER_NS, NEVER_NS
-from chaos.judge.event import Consumer, Event
+from chaos.judge import priorities
+from chaos.judge.clients import NEVER_NS
+from chaos.judge.event import Consumer, Event, Packed
 from chaos.judge.findings import Cause, Findings
+from chaos.judge.priorities import IN_HAND, Least, Shares
 from chaos.judge.rules.times import EXPIRED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from chaos.judge.context import Context
-    from chaos.judge.messages import Packed, Stream, Tables
-
-HIGH = 5
-"""The lowest priority that is high."""
-IN_HAND = 10
-"""Messages; more than the consumers of a queue with priorities hold together."""
-EXAMINED_MIN = 100
-SHARE_MIN, SHARE_MAX = 0.60, 0.74
-"""Bounds of the share of high messages: 2/3, with room for begin and end of each burst."""
+    from chaos.judge.facts import Placed
+    from chaos.judge.messages import Stream, Tables
 
 _IN_ORDER = "a publisher's messages are delivered in the order of their publishing"
 OVERTAKEN = Cause("order", "overtaken at its consumer", _IN_ORDER)
@@ -49,67 +44,12 @@ NORMAL_FIRST = Cause(
     "normal before an older high",
     "no normal message is delivered before an older high message",
 )
-TOO_FEW_HIGH = Cause("priority_ratio", "too few high", "while both wait, two of three deliveries are high")
-TOO_MANY_HIGH = Cause(
-    "priority_ratio", "too many high", "while an older normal message waits, two of three deliveries are high"
-)
 SECOND_CONSUMER = Cause(
     "single_active", "second consumer", "a single consumer is active, from its first delivery to its last"
 )
 OVERFULL = Cause(
     "max_length", "more than its length", "a queue has as many ready messages as its length at most"
 )
-
-
-class Fact(NamedTuple):
-    """A message with a place in the order: its first delivery, and what is known of its publish."""
-
-    delivery: Packed
-    publisher: str
-    priority: int
-    channel: tuple[str, int]
-    sequence: int
-    invoked_ns: int
-    confirmed_ns: int
-    expires_ns: int
-    requested_ns: int
-    instant: int
-    """Number of its consumer's request among the instants of the queue."""
-
-
-class Placed(NamedTuple):
-    """A fact with its delivery as an event."""
-
-    row: Event
-    fact: Fact
-
-    @property
-    def is_high(self) -> bool:
-        return self.fact.priority >= HIGH
-
-
-class Least(NamedTuple):
-    """The least values among later deliveries of a queue."""
-
-    high_confirmed_ns: int = FOREVER_NS
-    normal_confirmed_ns: int = FOREVER_NS
-    high_sequence: int = FOREVER_NS
-    normal_sequence: int = FOREVER_NS
-
-    def with_(self, placed: Placed) -> Least:
-        fact = placed.fact
-        if placed.is_high:
-            return self._replace(
-                high_confirmed_ns=min(self.high_confirmed_ns, fact.confirmed_ns),
-                high_sequence=min(self.high_sequence, fact.sequence),
-            )
-        return self._replace(
-            normal_confirmed_ns=min(self.normal_confirmed_ns, fact.confirmed_ns),
-            normal_sequence=min(self.normal_sequence, fact.sequence),
-        )
-
-    def and_(self, other: Least) -> Least:
-        return Least(*map(min, self, other))
 
 
 @dataclass(slots=True)
@@ -150,25 +90,6 @@ def carries(slices: Sequence[Carry]) -> list[Carry]:
     return received
 
 
-@dataclass(slots=True)
-class Shares:
-    """The share of high messages among the deliveries of a queue when both kinds waited."""
-
-    examined: int = 0
-    high: int = 0
-    strictly_examined: int = 0
-    strictly_high: int = 0
-    last: Packed | None = None
-
-    def add(self, other: Shares) -> None:
-        self.examined += other.examined
-        self.high += other.high
-        self.strictly_examined += other.strictly_examined
-        self.strictly_high += other.strictly_high
-        if self.last is None or (other.last is not None and other.last[0] > self.last[0]):
-            self.last = other.last
-
-
 class Knowledge:
     """What all slices know: of the whole run, from the tables of all messages."""
 
@@ -204,39 +125,44 @@ def _prefix_maxima(seen: Mapping[tuple[Stream, int], int]) -> dict[Stream, tuple
     return maxima
 
 
-def placed(facts: Iterable[Packed]) -> list[Placed]:
-    """Return facts in the order in which clients saw the deliveries."""
-    made = [Placed(Event._make(fact[0]), Fact._make(fact)) for fact in facts]
-    made.sort(key=lambda each: (each.row.time_ns, each.row.call))
-    return made
+class _Keys(NamedTuple):
+    """Keys of `Carry.latest` for a delivery."""
+
+    sequence: Any
+    publisher: Any
+    everything: Any
+    normal: Any
+    normal_sequence: Any
 
 
-def _keys(each: Placed) -> tuple[Any, Any, Any, Any]:
+def _keys(each: Placed) -> _Keys:
     row, fact = each.row, each.fact
-    at = row.queue, row.consuming
-    return (
-        (*at, "sequence", fact.publisher, fact.priority, tuple(fact.channel)),
+    at, channel = (row.queue, row.consuming), (fact.publisher, tuple(fact.channel))
+    return _Keys(
+        (*at, "sequence", *channel, fact.priority),
         (*at, "publisher", fact.publisher, fact.priority),
         (*at, "any"),
         (*at, "normal"),
+        (*at, "normal sequence", *channel),
     )
 
 
 def _see(latest: dict[Any, int], each: Placed) -> None:
-    sequence, publisher, everything, normal = _keys(each)
-    fact = each.fact
-    latest[sequence] = max(latest.get(sequence, 0), fact.sequence)
-    latest[publisher] = max(latest.get(publisher, NEVER_NS), fact.invoked_ns)
-    latest[everything] = max(latest.get(everything, NEVER_NS), fact.invoked_ns)
+    keys, fact = _keys(each), each.fact
+    latest[keys.sequence] = max(latest.get(keys.sequence, 0), fact.sequence)
+    latest[keys.publisher] = max(latest.get(keys.publisher, NEVER_NS), fact.invoked_ns)
+    latest[keys.everything] = max(latest.get(keys.everything, NEVER_NS), fact.invoked_ns)
     if not each.is_high:
-        latest[normal] = max(latest.get(normal, NEVER_NS), fact.invoked_ns)
+        latest[keys.normal] = max(latest.get(keys.normal, NEVER_NS), fact.invoked_ns)
+        latest[keys.normal_sequence] = max(latest.get(keys.normal_sequence, 0), fact.sequence)
 
 
 def summary(slice_: Sequence[Placed], context: Context) -> Carry:
     """Return what the other slices must know of this slice."""
     carry = Carry()
     for each in slice_:
-        _see(carry.latest, each)
+        if each.fact.is_placed:
+            _see(carry.latest, each)
     for queue, members in _with_priorities(slice_, context).items():
         carry.tails[queue] = [each.row.time_ns for each in members[-IN_HAND:]]
         least = Least()
@@ -247,41 +173,51 @@ def summary(slice_: Sequence[Placed], context: Context) -> Carry:
 
 
 def judge(slice_: Sequence[Placed], carry: Carry, known: Knowledge, findings: Findings) -> dict[str, Shares]:
-    """Judge a slice; return the shares of high messages by queue."""
+    """Judge a slice; return the shares of priorities by queue."""
     latest = dict(carry.latest)
-    at = known.context.at
     for each in slice_:
-        row, fact = each.row, each.fact
-        findings.checked["order"] += 1
-        sequence, publisher, everything, normal = _keys(each)
+        if each.fact.is_placed:
+            _judge_place(each, latest, known, findings)
+            _see(latest, each)
+    shares: dict[str, Shares] = {}
+    for queue, members in _with_priorities(slice_, known.context).items():
+        before_ns, behind = carry.tails.get(queue, ()), carry.least.get(queue, Least())
+        is_single = queue in known.single_publisher
+        waiting = priorities.waiting_at(members, before_ns, behind, is_single=is_single)
+        shares[queue] = priorities.judge(members, waiting, known.context.run.started_ns, findings)
+    return shares
+
+
+def _judge_place(each: Placed, latest: Mapping[Any, int], known: Knowledge, findings: Findings) -> None:
+    """Judge a delivery by the latest places that its consumer has seen."""
+    row, fact, keys, at = each.row, each.fact, _keys(each), known.context.at
+    findings.checked["order"] += 1
+    if promises.is_overtaken(
+        fact.sequence,
+        fact.confirmed_ns,
+        sequence_before=latest.get(keys.sequence, 0),
+        invoked_before_ns=latest.get(keys.publisher, NEVER_NS),
+    ):
+        observed = f"number {fact.sequence}, confirmed at {at(fact.confirmed_ns)}, came after a later message"
+        findings.broken(OVERTAKEN, row, observed)
+    elif fact.requested_ns != NEVER_NS:
+        stream = row.queue or "", fact.publisher, fact.priority
+        if known.seen_before(stream, fact.instant) > fact.confirmed_ns:
+            observed = f"its consumer of {at(fact.requested_ns)} came after a later message was seen"
+            findings.broken(OVERTAKEN_BEFORE, row, observed)
+    if latest.get(keys.everything, NEVER_NS) > fact.expires_ns:
+        observed = f"expired by {at(fact.expires_ns)}, delivered behind a message published later"
+        findings.broken(EXPIRED, row, observed)
+    if known.context.run.queue(row.queue).priorities and each.is_high:
+        findings.checked["priority_order"] += 1
         if promises.is_overtaken(
             fact.sequence,
             fact.confirmed_ns,
-            sequence_before=latest.get(sequence, 0),
-            invoked_before_ns=latest.get(publisher, NEVER_NS),
+            sequence_before=latest.get(keys.normal_sequence, 0),
+            invoked_before_ns=latest.get(keys.normal, NEVER_NS),
         ):
-            observed = (
-                f"number {fact.sequence}, confirmed at {at(fact.confirmed_ns)}, came after a later message"
-            )
-            findings.broken(OVERTAKEN, row, observed)
-        elif fact.requested_ns != NEVER_NS:
-            stream = row.queue or "", fact.publisher, fact.priority
-            if known.seen_before(stream, fact.instant) > fact.confirmed_ns:
-                observed = f"its consumer of {at(fact.requested_ns)} came after a later message was seen"
-                findings.broken(OVERTAKEN_BEFORE, row, observed)
-        if latest.get(everything, NEVER_NS) > fact.expires_ns:
-            observed = f"expired by {at(fact.expires_ns)}, delivered behind a message published later"
-            findings.broken(EXPIRED, row, observed)
-        if known.context.run.queue(row.queue).priorities and each.is_high:
-            findings.checked["priority_order"] += 1
-            if latest.get(normal, NEVER_NS) > fact.confirmed_ns:
-                observed = f"confirmed at {at(fact.confirmed_ns)}, behind a normal message published later"
-                findings.broken(NORMAL_FIRST, row, observed)
-        _see(latest, each)
-    return {
-        queue: _shares(members, carry, queue, is_single=queue in known.single_publisher)
-        for queue, members in _with_priorities(slice_, known.context).items()
-    }
+            observed = f"confirmed at {at(fact.confirmed_ns)}, behind a normal message published later"
+            findings.broken(NORMAL_FIRST, row, observed)
 
 
 def _with_priorities(slice_: Iterable[Placed], context: Context) -> dict[str, list[Placed]]:
@@ -290,49 +226,6 @@ def _with_priorities(slice_: Iterable[Placed], context: Context) -> dict[str, li
         if context.run.queue(each.row.queue).priorities:
             queues[each.row.queue or ""].append(each)
     return queues
-
-
-def _shares(members: Sequence[Placed], carry: Carry, queue: str, *, is_single: bool) -> Shares:
-    """Count the deliveries at which both kinds waited.
-
-    High messages wait at a delivery if a later delivery is of a high message that was confirmed `IN_HAND` deliveries
-    before: so that message was in the queue when the broker chose, and not yet in a consumer's hands. The same holds
-    for normal messages. If the oldest high message is older than the oldest normal message, the high message comes
-    first in any case, so the share is bounded from above only while an older normal message waits; sequence numbers
-    show that, for queues with a single publisher.
-    """
-    shares = Shares()
-    tail = carry.tails.get(queue, [])
-    times_ns = [*tail, *(each.row.time_ns for each in members)]
-    later = carry.least.get(queue, Least())
-    for place in range(len(members) - 1, -1, -1):
-        each = members[place]
-        from_here = later.with_(each)
-        chosen = place + len(tail) - IN_HAND
-        if chosen >= 0:
-            chosen_ns = times_ns[chosen]
-            if later.high_confirmed_ns < chosen_ns and later.normal_confirmed_ns < chosen_ns:
-                is_strict = is_single and later.normal_sequence < from_here.high_sequence
-                last = tuple(each.row)
-                shares.add(Shares(1, each.is_high, int(is_strict), int(is_strict and each.is_high), last))
-        later = from_here
-    return shares
-
-
-def judge_shares(shares: Mapping[str, Shares], findings: Findings) -> None:
-    """Judge the share of high messages of each queue; fewer than `EXAMINED_MIN` deliveries are not judged."""
-    for each in shares.values():
-        if each.examined < EXAMINED_MIN or each.last is None:
-            continue
-        findings.checked["priority_ratio"] += each.examined
-        row = Event._make(each.last)
-        if each.high / each.examined < SHARE_MIN:
-            findings.broken(TOO_FEW_HIGH, row, f"{each.high} of {each.examined} deliveries were high")
-        elif (
-            each.strictly_examined >= EXAMINED_MIN and each.strictly_high / each.strictly_examined > SHARE_MAX
-        ):
-            observed = f"{each.strictly_high} of {each.strictly_examined} deliveries were high"
-            findings.broken(TOO_MANY_HIGH, row, observed)
 
 
 def judge_points(points: Iterable[Packed], known: Knowledge, findings: Findings) -> None:

@@ -18,7 +18,7 @@ from chaos.judge.rules.times import PATIENCE_NS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from chaos.judge.messages import Packed
+    from chaos.judge.event import Packed
     from chaos.judge.streams import Knowledge
 
 TWO_HOLDERS = Cause(

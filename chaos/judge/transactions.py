@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chaos.judge.context import Context
-    from chaos.judge.messages import Packed
+    from chaos.judge.event import Packed
 
 MISSING = Cause("tx_atomic", "part missing", "all messages of a committed transaction arrive")
 LEAKED = Cause("tx_atomic", "part of no commit", "no message of an uncommitted transaction is delivered")

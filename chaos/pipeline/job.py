@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import functions
 
-from chaos.judge import leases, readers, streams, timeline
+from chaos.judge import leases, priorities, readers, streams, timeline
 from chaos.judge.clients import Clients
 from chaos.judge.context import Context
 from chaos.judge.event import FIELDS
@@ -271,12 +271,12 @@ class _Check:
             self._context.broadcast(carries),
             layout,
         )
-        shares: dict[str, streams.Shares] = {}
+        shares: dict[str, priorities.Shares] = {}
         for rest in collect(facts.mapPartitionsWithIndex(task)):
             tables.findings.add(rest.findings)
             for queue, share in rest.shares.items():
-                shares.setdefault(queue, streams.Shares()).add(share)
-        streams.judge_shares(shares, tables.findings)
+                shares.setdefault(queue, priorities.Shares()).add(share)
+        priorities.judge_shares(shares, tables.findings)
         streams.judge_lengths(context, tables.ready, tables.findings)
         readers.judge(context, tables.findings)
         return tables

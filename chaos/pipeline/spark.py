@@ -31,6 +31,7 @@ LOCAL_MEMORY = "2g"
 QUICK = {
     # Java's optimizing compiler and Spark's generated code pay off after some ten seconds.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # So does planning anew after each stage.

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.judge import streams, suspects, transactions
+from chaos.judge.facts import placed
 from chaos.judge.findings import Findings
 from chaos.judge.messages import Collector, Tables
+from chaos.judge.priorities import Shares
 from chaos.judge.scan import Digest, Place, Scan
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def carried(context: Any, layout: Layout, part: int, blocks: Iterable[Keyed]) ->
     """Yield what the other slices must know of this slice."""
     if part < layout.slices:
         facts = _loaded(blocks).get("facts", [])
-        yield part, streams.summary(streams.placed(facts), context.value)
+        yield part, streams.summary(placed(facts), context.value)
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class Rest:
     """The findings of the last step."""
 
     findings: Findings = field(default_factory=Findings)
-    shares: dict[str, streams.Shares] = field(default_factory=dict)
+    shares: dict[str, Shares] = field(default_factory=dict)
     """Of high messages, by queue."""
 
 
@@ -123,7 +125,7 @@ def finish(known: Any, carries: Any, layout: Layout, part: int, blocks: Iterable
     if part >= layout.slices:
         transactions.judge(loaded.get("parts", []), known.value.context, rest.findings)
     else:
-        slice_ = streams.placed(loaded.get("facts", []))
+        slice_ = placed(loaded.get("facts", []))
         rest.shares = streams.judge(slice_, carries.value[part], known.value, rest.findings)
         streams.judge_points(loaded.get("points", []), known.value, rest.findings)
         suspects.judge(loaded.get("suspects", []), known.value, rest.findings)

@@ -120,6 +120,7 @@ def _run(scene: Scene, brokers: Brokers, course: Course) -> None:
 
     async def hurt() -> None:
         scene.nemesis.listener = course.record_blow
+        scene.nemesis.clock_listener = course.record_clocks
         scene.nemesis.start()
         await asyncio.sleep(scene.options.duration_s)
 

@@ -19,9 +19,10 @@ from cluster.configuration.configuration import Versions, is_configuration
 from cluster.engine.engine import Engine
 from cluster.group.assembly import Assembly
 from cluster.group.bootstrap import Ports
+from cluster.group.entry_times import EntryTimes
 from cluster.group.events import GroupEvents, NoEvents
 from cluster.group.hooks import Hooks
-from cluster.log.entry import ProposedBatch, is_regular, make_entry
+from cluster.log.entry import ProposedBatch, entry_time_ms, is_regular, make_entry
 from cluster.log.segment import CorruptJournal
 from cluster.machine import Machine
 from cluster.membership.peer_status import STATUS_INTERVAL_S
@@ -40,6 +41,11 @@ CHORES_S = 0.01
 
 IN_FLIGHT_MAX = 2
 """Entries that may be proposed and uncommitted at the same time. A higher limit would only make entries smaller."""
+
+TIMES_READ = 256
+"""Entries of the log whose times are read after a start, for the ages of messages."""
+TIMED_BYTES_MAX = 256 * 1024
+"""Size of the largest entry that is read for its time, in bytes."""
 
 
 class Group:
@@ -69,6 +75,7 @@ class Group:
         """Delay of each heartbeat timer on the event loop. It shows every stall longer than a heartbeat interval, at
         its end."""
         self._heartbeat_due_s = math.inf
+        self._disk = disk
         hooks = Hooks(
             turn=self._turn,
             apply=self._apply,
@@ -118,6 +125,8 @@ class Group:
         self.queries = parts.queries
         self.inbox = parts.inbox
         """Receiver of the events of the links."""
+        self.entry_times = EntryTimes(self.engine.applied_index, self._state.time_ms)
+        """Times of some entries, for the ages of messages."""
         self._chores_s = 0.0
         """Time of the last chores, in seconds of the monotonic clock."""
         held, low = replica.configurations, replica.versions.low
@@ -242,6 +251,19 @@ class Group:
     def time_ms(self) -> int:
         """Return the cluster's time in ms, as this node knows it. It never goes back and never stands still."""
         return self._clock.time_ms(self._runtime.monotonic())
+
+    def load_entry_times(self) -> None:
+        """Read in the background the times of entries that were applied before the state was loaded."""
+        applied = self.engine.applied_index
+
+        def loaded(found: Sequence[tuple[int, bytes]] | None, _error: Exception | None) -> None:
+            self.entry_times.add_stored(
+                (index, entry_time_ms(payload))
+                for index, payload in found or ()
+                if index <= applied and is_regular(payload)
+            )
+
+        self._disk.submit_background(self.journal.samples_job(TIMES_READ, TIMED_BYTES_MAX), loaded)
 
     def dump(self) -> bytes:
         """Return the replicated state, the group's own part included. It is equal on every replica at equal index."""
@@ -446,6 +468,7 @@ class Group:
             else:
                 outcome = self._applying.apply_entry(index, payload)
             self._clock.advance_to(self._state.time_ms, begun_s)
+            self.entry_times.record(index, self._state.time_ms)
             if self._outages.gap is not None:
                 self._outages.applied(index, self._state.time_ms)
         except BaseException as error:
@@ -470,6 +493,7 @@ class Group:
 
     def _installed(self, index: int) -> None:
         """Continue from a snapshot of `index`, and report its effects to the broker."""
+        self.entry_times.record(index, self._state.time_ms)
         self._log_version()
         self._resume(index)
         self._turns.request()

@@ -326,6 +326,26 @@ class SegmentedJournal(Journal):
                 self._add_span(parts, index)
         return partial(self._read_parts, parts, bytes_max, self._deletions)
 
+    def samples_job(self, most: int, bytes_max: int) -> Callable[[], list[tuple[int, bytes]]]:
+        """Return a job that reads about `most` entries, evenly spread over all dense segments, with their indexes.
+
+        The job may run on any thread. It leaves out entries of more than `bytes_max` bytes and unreadable entries.
+        """
+        dense = [segment for segment in self.segments() if not segment.sparse]
+        chosen = dense[:: len(dense) // most + 1]
+        parts: list[Extent | Span] = []
+        for segment in chosen:
+            step = (segment.end - segment.first) * len(chosen) // most + 1
+            for index in range(segment.first, segment.end, step):
+                if segment.sealed:
+                    records = self._unsealed.get(segment)
+                    parts.append(Span(segment, records, index, index + 1, self._terms.at(index)))
+                elif self._open is not None:
+                    place = self._open.extent(index)
+                    parts.append(Extent(segment.name, *place, index, index + 1, self._terms.at(index)))
+        reader = Reader(self._disk, self._directory, self._identity, self._indexes)
+        return partial(reader.read_small, parts, bytes_max)
+
     def _add_span(self, parts: list[Part], index: int) -> None:
         """Add an entry of a sealed segment, merged with the span before it if it directly follows."""
         span = parts[-1] if parts else None

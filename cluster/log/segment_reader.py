@@ -27,6 +27,7 @@ from cluster.log.mirrored_file import unless_there_is_no_space, whole_of
 from cluster.log.sealed_segment import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
 from cluster.log.segment import (
     CorruptJournal,
+    EntryNotFound,
     Extent,
     RecordIndex,
     Scan,
@@ -304,6 +305,18 @@ class Reader:
         finally:
             self._close()
         return payloads
+
+    def read_small(self, parts: Sequence[Extent | Span], bytes_max: int) -> list[tuple[int, bytes]]:
+        """Return index and payload of single entries, without those that are larger than `bytes_max` or unreadable."""
+        found: list[tuple[int, bytes]] = []
+        for part in parts:
+            with suppress(CorruptJournal, EntryNotFound):
+                for extent in self._located([part]):
+                    if isinstance(extent, Extent) and extent.end - extent.start <= bytes_max:
+                        found += zip(
+                            range(extent.first, extent.after), self.read([extent], None), strict=True
+                        )
+        return found
 
     def _located(self, parts: Sequence[Part]) -> list[bytes | Extent]:
         """Replace the spans among the parts by their extents."""

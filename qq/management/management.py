@@ -93,13 +93,13 @@ def make_management(broker: Broker, group: Group, own: OwnNode, shovel_runner: S
     member_findings = MemberFindings(group, own.peers, members)
     return Management(
         queues=QueueReports(broker, group, statistics, sorted_objects),
-        leases=Leases(broker, group, statistics.entry_times),
-        sinks=Sinks(broker, group, statistics.entry_times),
+        leases=Leases(broker, group),
+        sinks=Sinks(broker, group),
         consumers=ConsumerReports(broker),
         clients=clients,
         catalog=CatalogReports(broker, own.product, sorted_objects),
         shovels=shovels,
-        metrics=ObjectMetrics(broker, group, statistics.entry_times),
+        metrics=ObjectMetrics(broker, group),
         statistics=statistics,
         vhost_clients=vhost_clients,
         charts=charts,

@@ -252,7 +252,7 @@ def test_lease_has_converted_messages(broker: LoneBroker, channel: Any) -> None:
         c.OpenGroup("/", "q", "g", 1, "me", "guest", "", False, 60_000),
         c.LeaseMessages("/", "q", "g", 1, 0, 10, MIB),
     )
-    leases: Any = Leases(broker.broker, Mock(), Mock())
+    leases: Any = Leases(broker.broker, Mock())
 
     async def read() -> list[Any]:
         wanted = await leases.part("/", "q", "g", 0, 0, 1)

@@ -135,7 +135,7 @@ def ttl(life: Life, context: Context, findings: Findings) -> None:
                 break
         earliest_ns = _not_before(fate, lifetime + delay_ms(fate), context)
         dead = [seen.row for seen in _elsewhere(life, fate) if _expired_in(seen, fate.queue)]
-        if dead and dead[0].time_ns < earliest_ns and not _jumped(fate, dead[0].time_ns, context):
+        if dead and dead[0].time_ns < earliest_ns - _lead_ns(fate, dead[0].time_ns, context):
             observed = (
                 f"could expire from {context.at(earliest_ns)} on, dead at {context.at(dead[0].time_ns)}"
             )
@@ -143,14 +143,13 @@ def ttl(life: Life, context: Context, findings: Findings) -> None:
 
 
 def _not_before(fate: Fate, wait_ms: int, context: Context) -> int:
-    """Return the earliest time at which a wait since the publish may be over."""
+    """Return the earliest time at which a wait since the publish may be over, unless clocks jump."""
     return fate.invoked_ns + (wait_ms - context.run.clock_skew_ms) * MS
 
 
-def _jumped(fate: Fate, until_ns: int, context: Context) -> bool:
-    """Return whether the cluster's time may have jumped forward during the message's life."""
-    since_ns = fate.invoked_ns - FOLLOWED_NS
-    return any(since_ns < jump_ns < until_ns for jump_ns in context.clients.jumps_ns)
+def _lead_ns(fate: Fate, until_ns: int, context: Context) -> int:
+    """Return by how much the cluster's time may have jumped forward during the message's life."""
+    return context.clients.lead_ms(fate.invoked_ns - FOLLOWED_NS, until_ns) * MS
 
 
 def _elsewhere(life: Life, fate: Fate) -> list[Seen]:
@@ -167,9 +166,11 @@ def delay(life: Life, context: Context, findings: Findings) -> None:
         delayed_ms = delay_ms(fate)
         if not delayed_ms or not fate.deliveries:
             continue
-        ready_ns, first = _not_before(fate, delayed_ms, context), fate.seen[0].row
-        if _jumped(fate, first.time_ns, context):
+        first = fate.seen[0].row
+        lead_ns = _lead_ns(fate, first.time_ns, context)
+        if lead_ns >= delayed_ms * MS:
             continue
+        ready_ns = _not_before(fate, delayed_ms, context) - lead_ns
         findings.checked["delay"] += 1
         if first.time_ns < ready_ns:
             observed = f"ready at {context.at(ready_ns)}, delivered at {context.at(first.time_ns)}"

@@ -95,6 +95,8 @@ class Nemesis:
         """
         self.listener: Callable[[str], None] | None = None
         """Called with the name of each injected fault."""
+        self.clock_listener: Callable[[Sequence[str], int], None] | None = None
+        """Called with the names of nodes and the milliseconds by which their wall clocks have moved."""
         self._world = world
         self._cluster = cluster
         self._checks = checks
@@ -685,6 +687,8 @@ class Nemesis:
         for node in nodes:
             node.wall.skew_ms += jump_ms
         self._checks.clocks_changed()
+        if self.clock_listener is not None:
+            self.clock_listener([node.name for node in nodes], jump_ms)
 
 
 def _flippable(node: SimulatedNode) -> dict[str, int]:

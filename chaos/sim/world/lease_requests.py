@@ -18,7 +18,6 @@ from qq.machine.protocol import commands as c
 from qq.management.changes.leases import Leases
 from qq.management.changes.request_session import until_applied
 from qq.management.errors import RequestRefused, Unavailable
-from qq.management.statistics.entry_times import EntryTimes
 from qq.sessions.entries import MessagesGone
 from qq.stored.editing import content
 
@@ -123,7 +122,7 @@ class SimulatedLeases:
         answer: asyncio.Future[asyncio.Task[T]] = asyncio.get_running_loop().create_future()
 
         async def serve() -> T:
-            return await request(broker, Leases(broker, node.group, EntryTimes()))
+            return await request(broker, Leases(broker, node.group))
 
         def send(task: asyncio.Task[T]) -> None:
             self._world.after(random.uniform(0.0, DELAY_MAX_S), partial(receive, task))

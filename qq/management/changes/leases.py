@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from qq.machine.protocol.effects import CountContract
     from qq.machine.queue.leases import Lease, LeaseChunk
     from qq.machine.queue.queue import LeaseGroup, Queue
-    from qq.management.statistics.entry_times import EntryTimes
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
@@ -71,10 +70,9 @@ class LeaseRead(NamedTuple):
 class Leases:
     """Groups and leases of the queues of a node."""
 
-    def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
+    def __init__(self, broker: Broker, group: Group) -> None:
         self._broker = broker
         self._group = group
-        self._entry_times = entry_times
 
     # Reports
 
@@ -108,7 +106,7 @@ class Leases:
         """Return a group with these of its leases."""
         backlog, now_ms = queue.backlog, self._group.time_ms()
         oldest = backlog.oldest_index() if backlog.count else None
-        age_ms = 0 if oldest is None else self._entry_times.age_ms(oldest, now_ms)
+        age_ms = 0 if oldest is None else self._group.entry_times.age_ms(oldest, now_ms)
         for lease in islice(group.leases.values(), 1):  # the first was taken first
             age_ms = max(age_ms, now_ms - lease.time_ms)
         return GroupStatus(

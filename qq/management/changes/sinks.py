@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from cluster.group.group import Group
     from qq.machine.catalog.sinks import Sink
     from qq.management.reports.sinks import RoutedMessages
-    from qq.management.statistics.entry_times import EntryTimes
     from qq.sessions.broker import Broker
     from qq.stored.properties import Attributes
 
@@ -53,10 +52,9 @@ Step = tuple[c.StageMessages, "Sequence[bytes]"]
 class Sinks:
     """The sinks of a node."""
 
-    def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
+    def __init__(self, broker: Broker, group: Group) -> None:
         self._broker = broker
         self._group = group
-        self._entry_times = entry_times
         self._pace = SinkPace(broker)
 
     @property
@@ -92,7 +90,7 @@ class Sinks:
             attempts=len(sink.attempts),
             messages_staged=sink.messages,
             bytes_staged=sink.size,
-            age_ms=0 if oldest is None else self._entry_times.age_ms(oldest, now_ms),
+            age_ms=0 if oldest is None else self._group.entry_times.age_ms(oldest, now_ms),
             idle_ms=max(now_ms - self._broker.machine.outage_ms - sink.used_ms, 0),
         )
 

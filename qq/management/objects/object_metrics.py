@@ -16,12 +16,12 @@ from qq.management.objects.sorted_objects import BLOCK, QueueBlocks
 from qq.management.reports.object_metrics import ObjectMetric, ObjectRows, ObjectTable
 
 if TYPE_CHECKING:
+    from cluster.group.entry_times import EntryTimes
     from cluster.group.group import Group
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.machine import QueueMachine
     from qq.machine.queue.queue import Queue
     from qq.management.reports.object_metrics import ObjectRow
-    from qq.management.statistics.entry_times import EntryTimes
     from qq.sessions.broker import Broker
 
 ROWS_AT_ONCE = 64
@@ -132,10 +132,9 @@ _DIED = _counter("queue_messages_dead_lettered", "Messages that died in a queue,
 class ObjectMetrics:
     """Makes the metrics of single objects."""
 
-    def __init__(self, broker: Broker, group: Group, entry_times: EntryTimes) -> None:
+    def __init__(self, broker: Broker, group: Group) -> None:
         self._broker = broker
         self._group = group
-        self._entry_times = entry_times
         self._blocks = QueueBlocks()
 
     def tables(self, families: Collection[str], vhosts: Collection[str] | None) -> Iterator[ObjectTable]:
@@ -157,7 +156,7 @@ class ObjectMetrics:
             metrics, values = _QUEUE_FAMILIES[name]
             yield ObjectTable(False, _QUEUE, metrics, _queue_rows(name, values, blocks()))
         if "queue_metrics" in wanted:
-            ages = _ages(self._entry_times, self._group.time_ms(), blocks())
+            ages = _ages(self._group.entry_times, self._group.time_ms(), blocks())
             yield ObjectTable(False, _QUEUE, [_AGE], ages)
         if "queue_delivery_metrics" in wanted:
             yield ObjectTable(False, (*_QUEUE, "reason"), [_DIED], _died(blocks()))
@@ -166,7 +165,7 @@ class ObjectMetrics:
             rows = (((vhost.name,), (1,)) for vhost in _vhosts(machine, vhosts))
             yield ObjectTable(True, ("vhost",), [up], _parts(rows))
         if "sink_metrics" in wanted:
-            rows = _sinks(machine, vhosts, self._entry_times, self._group.time_ms())
+            rows = _sinks(machine, vhosts, self._group.entry_times, self._group.time_ms())
             yield ObjectTable(False, _SINK, _SINK_METRICS, _parts(rows))
         if "exchange_names" in wanted:
             there = _gauge("exchange_name", "Enumerates exchanges without any additional info")

@@ -26,7 +26,6 @@ from qq.diagnosis.queue_watch import (
 )
 from qq.machine.protocol.commands import LIVE_UNLIMITED
 from qq.management.statistics.dead_letter_sources import DeadLetterSources
-from qq.management.statistics.entry_times import EntryTimes
 from qq.management.statistics.rates import QueueNumbers, Rates, numbers_of
 from qq.management.statistics.totals import (
     ExchangeNumbers,
@@ -78,7 +77,6 @@ class QueueStatistics:
         self.began_ms = 0
         """Cluster time (ms) of the first sample after the start."""
         self._kept_samples = KeptSamples()
-        self.entry_times = EntryTimes()
         self.queue_watch = QueueWatch()
         self.held_watch = HeldWatch("consumers", held_by_consumer)
         self.group_watch = HeldWatch("groups", held_by_group)
@@ -97,9 +95,9 @@ class QueueStatistics:
 
     async def sample(self) -> None:
         """Sample the numbers of all queues for their rates, totals and diagnosis."""
-        self.entry_times.record(self._group.engine.applied_index, self._group.time_ms())
         if self._machine.catalog is not self._catalog:
             self._catalog, self._revisions = self._machine.catalog, {}
+            self._group.load_entry_times()
         if self._broker.live and not self._counts:
             self._counts, self.began_ms = True, self._group.time_ms()
             self.rates, self._revisions, self._vhost_totals = Rates(), {}, VhostTotals(self._clients)
@@ -181,7 +179,7 @@ class QueueStatistics:
 
     def _check_sink(self, sink: Sink, oldest: int) -> None:
         now_ms, outage_ms = self._group.time_ms(), self._machine.outage_ms
-        idle_ms, age_ms = now_ms - outage_ms - sink.used_ms, self.entry_times.age_ms(oldest, now_ms)
+        idle_ms, age_ms = now_ms - outage_ms - sink.used_ms, self._group.entry_times.age_ms(oldest, now_ms)
         is_silent = idle_ms >= SILENT_MS
         lasts_ms = idle_ms if is_silent else age_ms
         if lasts_ms >= SILENT_MS:
@@ -198,7 +196,7 @@ class QueueStatistics:
             since_ms = consumer.out_since_ms()
             if since_ms is not None:
                 self._check_held(consumer, since_ms)
-            if consumer.client_credit is not None and consumer.credit < 1:
+            if _has_nothing(consumer):
                 self._check_credit(consumer)
             await slices.give_way()
         self.held_watch.end_pass()
@@ -206,11 +204,10 @@ class QueueStatistics:
         return own
 
     def _check_credit(self, consumer: Consumer) -> None:
-        """Check a consumer without credit, unless a different consumer is the single active one."""
+        """Check a consumer without credit or messages, unless a different consumer is the single active one."""
         queue = consumer.queue
         if consumer.live and queue.ready and queue.is_active(consumer):
-            unacked = len(consumer.unacked)
-            facts = CreditFacts(queue.vhost, queue.name, consumer.tag, consumer.node, queue.ready, unacked)
+            facts = CreditFacts(queue.vhost, queue.name, consumer.tag, consumer.node, queue.ready)
             key = consumer.node, consumer.id
             self.credit_watch.check(key, consumer.next_id, facts, self._group.time_ms())
 
@@ -295,9 +292,13 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
 def _lacks_credit(queue: Queue) -> bool:
     """Return whether all consumers of a queue hold no message, and have no credit of their clients; false for many."""
     return queue.consumers <= CONSUMERS_READ_MAX and all(
-        each.client_credit is not None and each.credit < 1 and not each.unacked
-        for each in islice(queue.holders, CONSUMERS_READ_MAX)
+        _has_nothing(each) for each in islice(queue.holders, CONSUMERS_READ_MAX)
     )
+
+
+def _has_nothing(consumer: Consumer) -> bool:
+    """Return whether the client sets the credit of a consumer, and the consumer has neither credit nor a message."""
+    return consumer.client_credit is not None and consumer.credit < 1 and not consumer.unacked
 
 
 def _prefetch(queue: Queue) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chaos.history import CLOCK_OFFSET
 from chaos.judge.verdict import Promise
 from chaos.workloads.world import QUORUM, QueuePlan
 
@@ -197,6 +198,10 @@ class Story:
 
     def release(self, lease: int, outcome: str | None = "ok", by: str = "reader", **fields: Any) -> Row:
         return self.reader("release_lease", by, outcome, **{"fence": 0, "lease": lease, **fields})
+
+    def move_clocks(self, nodes: str, moved_ms: int) -> Row:
+        detail = json.dumps({CLOCK_OFFSET: moved_ms})
+        return self.row("ok", "fault", "nemesis", fault="clocks move", node=nodes, detail=detail)
 
     def place(self, client: str) -> Row:
         return {"connection": f"{self.name}/{client}", "channel": self._channel}

@@ -86,7 +86,7 @@ def seen_by_simulated_clients() -> list[Row]:
     """Return the history of simulated nodes that confirm refused messages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
+            PublishingMethods, "refuse", lambda self, _, last, __="": PublishingMethods.confirm(self, last)
         )
         patch.setattr(LoggedMessages, "check", lambda *_: None)
         patch.setattr(ClientWorkload, "judge", lambda _: None)
@@ -140,7 +140,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
 def test_both_judges_find_the_same(found: tuple[Found, Found]) -> None:
     in_memory, by_the_job = found
     assert in_memory == by_the_job
-    assert {violation.promise for violation in in_memory.violations} >= PROMISES.keys() - {"priority_ratio"}
+    assert {violation.promise for violation in in_memory.violations} >= PROMISES.keys()
 
 
 def test_damaged_histories_are_found_in_a_single_job(tmp_path: Path) -> None:

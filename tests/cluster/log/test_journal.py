@@ -482,6 +482,28 @@ def test_read_job_finds_its_entry_in_the_rewritten_segment() -> None:
     assert not isinstance(raised.value, EntryMoved)  # a retry is useless
 
 
+def test_samples_job_reads_small_entries_of_all_dense_segments() -> None:
+    node = Node(cache_bytes=0)
+    node.add(20)
+    node.add(1, size=200)
+    node.add(20)
+    node.sync()
+    assert [segment.first for segment in node.journal.segments()][:3] == [1, 7, 13]
+    assert not node.journal.segments()[-1].sealed
+    every = node.journal.samples_job(1000, RECORD)()
+    assert every == [(index, payload_of(index, 1)) for index in range(1, 42) if index != 21]
+    some = [index for index, _ in node.journal.samples_job(3, RECORD)()]
+    assert 1 <= len(some) <= 4
+    assert some[0] == 1
+    node.compact(slice(2), lambda index: index == 2)
+    node.sync()
+    deleted = node.journal.samples_job(1000, RECORD)
+    assert [index for index, _ in deleted()][:2] == [13, 14]
+    node.compact(slice(2), lambda _index: False)
+    node.sync()
+    assert next(iter(deleted()))[0] > 14
+
+
 class _Shrinking:
     """A file that is empty after some reads; its size remains that at its opening."""
 

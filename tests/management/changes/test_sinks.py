@@ -50,11 +50,10 @@ def test_request_of_many_steps_lets_other_tasks_run() -> None:
     machine = SimpleNamespace(version=VERSIONS[-1])
     broker: Any = SimpleNamespace(submissions=submissions, machine=machine, new_id=lambda: 1)
     group: Any = None
-    entry_times: Any = None
 
     async def run() -> tuple[int, int]:
         turns, steps = await _turns_during(_steps(PATH, 0, messages(10_000)))
-        more, _ = await _turns_during(Sinks(broker, group, entry_times)._submit(steps, Lane()))
+        more, _ = await _turns_during(Sinks(broker, group)._submit(steps, Lane()))
         return turns, more
 
     turns, more = asyncio.run(run())

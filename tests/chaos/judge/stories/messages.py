@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any
 
+from chaos.judge.priorities import IN_HAND, PHASE, UNSEEN
 from tests.chaos.judge.histories import Row, Story, died
 from tests.chaos.judge.stories.registry import healthy, planted
+
+JUMPS_MS = 90_000
+"""Jumps of clocks concern all messages of their time, so such stories are apart from all others."""
 
 # Healthy
 
@@ -459,31 +463,45 @@ def single_active_delivery_recorded_late(story: Story) -> None:
     story.take(2, "con-1#1")
 
 
-def _taken_by(story: Story, pattern: str) -> Row:
-    """Take a backlog, half high (H) and half normal (N), in a pattern.
+def _taken_by(story: Story, pattern: str, messages: int = 180) -> list[Row]:
+    """Take a backlog, half high (H) and half normal (N), in a pattern, within a second.
 
-    Return the last row at which both kinds waited.
+    Return the deliveries at which both kinds waited for the consumer.
     """
     story.queue(priorities=True)
     waiting: dict[str, list[int]] = {"H": [], "N": []}
-    for number in range(1, 301):
+    for number in range(1, messages + 1):
         kind = "HN"[number % 2]
         waiting[kind].append(number)
         story.publish(number, priority=7 if kind == "H" else 0)
-    rows, high = [], []
+    rows: list[Row] = []
     for kind in cycle(pattern):
-        if not waiting[kind]:
+        if not waiting["H"]:
             break
         rows.append(story.take(waiting[kind].pop(0)))
-        high.append(kind == "H")
     for number in waiting["N"]:
         story.take(number)
-    return rows[len(high) - 2 - high[::-1].index(True)]
+    return rows[:-1]
 
 
 @healthy
 def two_high_for_each_normal(story: Story) -> None:
     _taken_by(story, "HHN")
+
+
+@healthy
+def ratio_with_messages_of_unknown_place(story: Story) -> None:
+    """High messages that were published twice count, too."""
+    story.queue(priorities=True)
+    for number in range(1, 181):
+        story.publish(number, priority=7 if number > 90 else 0)
+    for number in range(91, 151):
+        story.publish(number, attempt=2, priority=7)
+    high = iter((*range(91, 181), *range(91, 151)))
+    for normal in range(1, 91):
+        for number in islice(high, 2):
+            story.take(number)
+        story.take(normal)
 
 
 @healthy
@@ -672,6 +690,17 @@ def as_many_ready_as_the_length(story: Story) -> None:
     story.take(2)
     story.take(3)
     story.take(1, "con-2#1", queue=target, deaths=[died(story.name, "maxlen")])
+
+
+@healthy
+def delivered_before_its_delay_after_jumps(story: Story) -> None:
+    """The clocks of a majority put the cluster's time forward."""
+    story.queue()
+    story.wait(3 * JUMPS_MS)
+    story.publish(1, delay_ms=1000)
+    story.move_clocks("n1", 2000)
+    story.move_clocks("n2", -1000)
+    story.take(1)
 
 
 @healthy
@@ -926,12 +955,31 @@ def more_deliveries_than_the_limit(story: Story) -> dict[str, list[Row]]:
 
 @planted
 def high_priorities_first(story: Story) -> dict[str, list[Row]]:
-    return {"priority_ratio": [_taken_by(story, "H")]}
+    rows = _taken_by(story, "H")
+    return {"priority_ratio": [rows[IN_HAND + 2 * UNSEEN + PHASE]]}
+
+
+@planted
+def three_high_for_each_normal(story: Story) -> dict[str, list[Row]]:
+    """Only the shares show it, because each four deliveries exceed the share by a third."""
+    return {"priority_ratio": [_taken_by(story, "HHHN", 200)[-1]]}
 
 
 @planted
 def served_by_turns(story: Story) -> dict[str, list[Row]]:
-    return {"priority_ratio": [_taken_by(story, "HN")]}
+    """Each pair exceeds the share of normal messages by a third, and the last message by two."""
+    rows = _taken_by(story, "HN")
+    return {"priority_ratio": [rows[IN_HAND + 2 * (UNSEEN + PHASE) - 1], rows[-1]]}
+
+
+@planted
+def normal_messages_first(story: Story) -> dict[str, list[Row]]:
+    """Both kinds waited only for two dozen deliveries."""
+    story.queue(priorities=True)
+    for number in range(1, 36):
+        story.publish(number, priority=7 if number > 34 else 0)
+    rows = [story.take(number) for number in range(1, 36)]
+    return {"priority_ratio": [rows[IN_HAND + (UNSEEN + PHASE) // 2]]}
 
 
 @planted
@@ -1319,10 +1367,40 @@ def delivered_before_its_delay(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
+def delivered_before_its_delay_at_a_jump_of_a_single_clock(story: Story) -> dict[str, list[Row]]:
+    """The clock of a single node does not put the cluster's time forward."""
+    story.queue()
+    story.wait(JUMPS_MS)
+    story.publish(1, delay_ms=1000)
+    story.move_clocks("n1", 5000)
+    return {"delay": [story.take(1)]}
+
+
+@planted
+def delivered_before_its_delay_after_a_small_jump(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.wait(2 * JUMPS_MS)
+    story.publish(1, delay_ms=1000)
+    story.move_clocks("n1,n2", 500)
+    return {"delay": [story.take(1)]}
+
+
+@planted
 def normal_before_an_older_high(story: Story) -> dict[str, list[Row]]:
     story.queue(priorities=True)
     story.publish(1, priority=9)
     story.publish(2, priority=0)
+    story.take(2)
+    return {"priority_order": [story.take(1)]}
+
+
+@planted
+def normal_before_an_older_high_of_its_channel(story: Story) -> dict[str, list[Row]]:
+    """Both were under way at once, so only their channel puts them into an order."""
+    story.queue(priorities=True)
+    first, second = story.publish(1, None, priority=9), story.publish(2, None, priority=0)
+    story.end(first, "ok")
+    story.end(second, "ok")
     story.take(2)
     return {"priority_order": [story.take(1)]}
 
