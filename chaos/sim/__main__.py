@@ -4,7 +4,8 @@
 detail.
 
 With ``--births`` the runs are short, and faults begin with the cluster. With ``--leases`` readers lease messages in
-each run, and with ``--links`` clients set the credit of consumers. With ``--seed N --out DIR`` the simulator runs the
+each run, with ``--links`` clients set the credit of consumers, and with ``--amqp10`` clients of AMQP 1.0 and 0-9-1 use
+the same queues. With ``--seed N --out DIR`` the simulator runs the
 workloads of live runs and writes their history for ``python -m chaos check DIR``.
 
 Prints a line for every 500 seeds. For each failed seed it prints the violation and the command that replays it exactly.
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.sim.recorded import OPTIONS, record
-from chaos.sim.run import Outcome, draw_birth, draw_leases, draw_links, draw_options, run_seed
+from chaos.sim.run import Outcome, draw_amqp10, draw_birth, draw_leases, draw_links, draw_options, run_seed
 
 REPORT_EVERY = 500
 CHUNK_SEEDS = 4
@@ -35,6 +36,7 @@ KINDS = {
     "births": (draw_birth, "short runs, of clusters that have just begun"),
     "leases": (draw_leases, "runs in which readers lease messages"),
     "links": (draw_links, "runs in which clients set the credit of consumers"),
+    "amqp10": (draw_amqp10, "runs in which clients of AMQP 1.0 and 0-9-1 use the same queues"),
 }
 """How the options of a run of this kind are drawn, and its description."""
 
