@@ -45,6 +45,8 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
     rows = history.read(tmp_path / "1" / "history")
     assert {row["workload"] for row in rows if row["op"] == "deliver"} == WORKLOADS.keys() - {Moved.name}
     assert {row["node"] for row in rows if row["op"] == "publish"} == {"n1", "n2", "n3"}
+    connected = {row["detail"] for row in rows if (row["op"], row["type"]) == ("connect", "ok")}
+    assert connected == {"AMQP 0-9-1", "AMQP 1.0"}
 
 
 def test_simulated_loop_sleeps_in_simulated_time() -> None:
