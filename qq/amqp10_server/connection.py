@@ -530,13 +530,13 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """The properties of the client's open, with its container id as the name of the connection."""
+        """The properties of the client's open. If they have no name of the connection, it is the container id."""
         opened = self._engine.client_open
         if opened is None:
             return {}
         return {
-            **{str(key): value for key, value in (opened.properties or {}).items()},
             "connection_name": opened.container_id,
+            **{str(key): value for key, value in (opened.properties or {}).items()},
         }
 
 
