@@ -474,7 +474,12 @@ def _temporary_directory() -> Generator[tuple[Path, int]]:
 
 
 def _applied_index(node: ClusterNode) -> int:
-    return next(view["applied_index"] for view in node.status()["nodes"] if view["name"] == node.name)
+    """Return the index that the node has applied, or 0 if it does not answer in time."""
+    try:
+        nodes = node.status()["nodes"]
+    except ClusterError:
+        return 0
+    return next(view["applied_index"] for view in nodes if view["name"] == node.name)
 
 
 def _wait_until(

@@ -87,7 +87,7 @@ def test_module_of_tests_is_imported_by_no_module() -> None:
 
 def test_file_has_no_tabs_or_trailing_blanks_and_ends_its_line() -> None:
     # gofmt indents with tabs.
-    indented = [file for file in FILES if file.name not in ("Makefile", "main.go", "go.md")]
+    indented = [file for file in FILES if file.name not in ("Makefile", "main.go", "go.md", "amqp10-go.md")]
     assert [line for file in indented for line in _lines_with(re.compile(r"\t"), file)] == []
     assert [line for file in FILES for line in _lines_with(re.compile(r"[ \t\r]+$"), file)] == []
     ends = {_name(file): file.read_bytes().decode("utf-8")[-2:] for file in FILES}

@@ -19,6 +19,7 @@ from pamqp.body import ContentBody
 
 from chaos.fuzz.conversations import CAPABILITIES, PROTOCOL_HEADER, marshal
 from chaos.fuzz.legal10 import KINDS10, Amount, Item10, items10
+from chaos.fuzz.operators import Request
 from qq.amqp.encoding import method_frame
 from qq.octets import text_of
 from qq.stored.editing import make, short_string
@@ -50,14 +51,6 @@ _DECLARE, _BIND, _PUBLISH = (50, 10), (50, 20), (60, 40)
 """Class and number of queue.declare, queue.bind and basic.publish."""
 _DURABLE = b"\2"
 """The flags of queue.declare for a durable queue."""
-
-
-class Request(NamedTuple):
-    """An HTTP request of the cluster's administrator."""
-
-    method: str
-    path: str
-    body: bytes = b""
 
 
 class Act(NamedTuple):

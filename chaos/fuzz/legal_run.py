@@ -9,7 +9,6 @@ have that state.
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import re
@@ -35,13 +34,14 @@ from pamqp.common import FieldTable
 from chaos.fuzz.answers import INTERNAL_ERROR, HarmError
 from chaos.fuzz.conversations import marshal
 from chaos.fuzz.hostile10 import HostileClient10
-from chaos.fuzz.legal import UNPRIVILEGED, USER, VHOSTS, Act, Request, draw_act, opening, publish
+from chaos.fuzz.legal import UNPRIVILEGED, USER, VHOSTS, Act, draw_act, opening, publish
+from chaos.fuzz.operators import Request, operators_request
 from chaos.fuzz.run import QUIET_S, TROUBLE
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.runtime.asyncio_runtime import ReadOnlyDisk
 from cluster.state.group_state import GroupState
 from cluster.storage.identity import Owner
-from qq.cli.local_files import HOST, PASSWORD, Settings
+from qq.cli.local_files import HOST, Settings
 from qq.cli.local_files import USER as ADMINISTRATOR
 from qq.machine.machine import QueueMachine
 from qq.testing import ClusterError, ClusterNode, LocalCluster
@@ -139,12 +139,12 @@ class _Siege:
         """Create the objects of the hostile clients, and start the honest publishers."""
         first = self._nodes[0]
         for user in (USER, UNPRIVILEGED):
-            _request(first, _put(f"users/{user}", {"password": user, "tags": ""}))
+            operators_request(first, _put(f"users/{user}", {"password": user, "tags": ""}))
         for vhost in VHOSTS:
-            _request(first, _put(f"vhosts/{quote(vhost, safe='')}", {}))
+            operators_request(first, _put(f"vhosts/{quote(vhost, safe='')}", {}))
             for user, pattern in ((USER, ".*"), (UNPRIVILEGED, "^$")):
                 permissions = dict.fromkeys(("configure", "write", "read"), pattern)
-                _request(first, _put(f"permissions/{quote(vhost, safe='')}/{user}", permissions))
+                operators_request(first, _put(f"permissions/{quote(vhost, safe='')}/{user}", permissions))
         for number, node in enumerate(self._nodes * 2):
             self._publishers.append(HonestPublisher(node.amqp_port, f"honest-{number}"))
         self._pulses = [Pulse(node) for node in self._nodes]
@@ -188,7 +188,7 @@ class _Siege:
                 client = stack.enter_context(socket.create_connection((HOST, node.amqp_port), PATIENCE_S))
                 hostile_client(client, act, frames, answers)
             for request in act.requests:
-                answers[f"HTTP {_request(node, request)}"] += 1
+                answers[f"HTTP {operators_request(node, request)}"] += 1
         del self._under_way[number]
         return answers
 
@@ -525,21 +525,6 @@ def _take_frame(rest: bytearray) -> bytes | None:
 
 def _put(path: str, body: Any) -> Request:
     return Request("PUT", f"/api/{path}", json.dumps(body).encode())
-
-
-def _request(node: ClusterNode, request: Request) -> int:
-    """Send a request and return its status. Raises HarmError for an internal error of the node."""
-    credentials = base64.b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()
-    headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
-    connection = http.client.HTTPConnection(HOST, node.http_port, timeout=PATIENCE_S)
-    try:
-        connection.request(request.method, request.path, request.body, headers)
-        status = connection.getresponse().status
-    finally:
-        connection.close()
-    if status == http.client.INTERNAL_SERVER_ERROR:
-        raise HarmError(f"{request.method} {request.path[:80]}: status {status}")
-    return status
 
 
 def _trouble(node: ClusterNode) -> str:

@@ -23,10 +23,11 @@ from pamqp import commands, header
 from pamqp.body import ContentBody
 
 from chaos.fuzz.answers import Answers, Answers091, Answers10, Frames091, HarmError
-from chaos.fuzz.conversations import PROTOCOL_HEADER, conversations, marshal, message
+from chaos.fuzz.conversations import PROTOCOL_HEADER, QUEUE, conversations, marshal, message
 from chaos.fuzz.conversations10 import FRAME_MAX, SMALL_FRAME_MAX, conversations10, opening10
 from chaos.fuzz.mutations import CHANGES_091, divided, mutate
 from chaos.fuzz.mutations10 import CHANGES10
+from chaos.fuzz.operators import Request, operators_request
 from qq.amqp10.connection import SASL_HEADER
 from qq.testing import LocalCluster
 
@@ -59,6 +60,11 @@ LEFT_OPEN_MAX = 30
 """Clients, at a time, that stop in the middle and keep their connection open."""
 BY_AND_BY = 0.1
 """Share of the clients that send in pieces."""
+_GET = Request(
+    "POST",
+    f"/api/queues/%2F/{QUEUE}/get",
+    b'{"count": 1000, "ackmode": "ack_requeue_false", "encoding": "auto"}',
+)
 _LINUX_FIGURES = Path("/proc")
 
 
@@ -201,6 +207,8 @@ class _Watch:
         if trouble:
             raise HarmError(f"the node logs {trouble[0]}")
         self._good.round_trip()
+        # Messages of damaged clients, as HTTP shows them. The queue was perhaps deleted.
+        operators_request(self._node, _GET)
         growth_mib = self._memory_mib() - self._rss_mib
         if growth_mib > GROWTH_MIB_MAX:
             raise HarmError(f"the node has grown by {growth_mib} MiB")

@@ -15,8 +15,9 @@ from qq.errors import OperatingError
 
 ROOT = Path(__file__).parents[2]
 """The directory of this program's code."""
-COMMITS = {"0.1": "55b39eb"}
-"""The commit of each release."""
+IN_USE = "version 13"
+COMMITS = {"0.1": "55b39eb", IN_USE: "7b4fe833"}
+"""The commit of each release, and of the first program in use with the newest version of the state."""
 
 
 class ReleaseError(OperatingError):

@@ -50,9 +50,14 @@ class LinkSession(Protocol):
 class OwnedLink:
     """A link and its pending requests."""
 
-    def __init__(self, session: LinkSession, link: Link) -> None:
+    end_means: type[LostError] = RefusedError
+    """The error of pending requests when the node detaches the link."""
+
+    def __init__(self, session: LinkSession, link: Link, deleted: Callable[[], object] | None = None) -> None:
+        """`deleted` is called when the node detaches the link because its queue is deleted."""
         self.session = session
         self._link = link
+        self._deleted = deleted
         self._requests = PendingRequests()
         self._conditions: list[tuple[Callable[[], object], Callable[[None], None]]] = []
         """Condition and callback of each request."""
@@ -92,16 +97,17 @@ class OwnedLink:
             self._check()
         else:
             self._link.close()
-            self.ended(condition, f"{condition}: {reason}")
+            text = f"{condition}: {reason}"
+            if condition == DELETED and self._deleted is not None:
+                self.fail(LostError(text))
+                self._deleted()
+            else:
+                self.fail(self.end_means(text))
+                self.session.end(text)
 
     @property
     def is_closed(self) -> bool:
         return bool(self._link.state & Endpoint.LOCAL_CLOSED)
-
-    def ended(self, _: str, reason: str, /) -> None:
-        """Handle the end of the link by the node."""
-        self.fail(RefusedError(reason))
-        self.session.end(reason)
 
     def _check(self) -> None:
         """Answer the requests whose conditions hold."""
@@ -114,11 +120,21 @@ class OwnedLink:
 
 
 class SendingLink(OwnedLink):
-    """A link that publishes, to an address or to the address of each message."""
+    """A link that publishes, to an address or to the address of each message.
 
-    def __init__(self, session: LinkSession, sender: Sender, address: str | None) -> None:
-        """Without an address, each message has its own."""
-        super().__init__(session, sender)
+    Without an address, each message has its own.
+    """
+
+    end_means = LostError
+
+    def __init__(
+        self,
+        session: LinkSession,
+        sender: Sender,
+        address: str | None,
+        deleted: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(session, sender, deleted)
         self._sender = sender
         self._tags = count(1)
         if address is not None:
@@ -132,9 +148,6 @@ class SendingLink(OwnedLink):
         delivery.settle()
         return _OUTCOMES.get(delivery.remote_state, "nacked")
 
-    def ended(self, _: str, reason: str, /) -> None:
-        self.session.end(reason)  # the outcome of pending publishes is unknown
-
 
 class ReceivingLink(OwnedLink):
     """A link that receives messages of an address."""
@@ -146,15 +159,13 @@ class ReceivingLink(OwnedLink):
         receive: Callable[[Delivery, Message], None],
         deleted: Callable[[], object] | None = None,
     ) -> None:
-        """`deleted` is called when the node detaches the link because its queue is deleted."""
         self._receiver = receiver
         self._receive = receive
-        self._deleted = deleted
         self._held = 0
         """Deliveries that are not settled."""
         self._is_refilled = False
         """Whether each settled delivery gives its credit back."""
-        super().__init__(session, receiver)
+        super().__init__(session, receiver, deleted)
 
     async def open(self, address: str, credit: int = 0) -> None:
         """Attach the link and give credit for this many unsettled messages. Raises RefusedError."""
@@ -206,13 +217,6 @@ class ReceivingLink(OwnedLink):
             self._held += 1
             self._receive(delivery, message)
         self._check()
-
-    def ended(self, condition: str, reason: str, /) -> None:
-        if condition == DELETED and self._deleted is not None:
-            self.fail(LostError(reason))
-            self._deleted()
-        else:
-            super().ended(condition, reason)
 
 
 class ManagementLinks:

@@ -289,7 +289,8 @@ class Amqp10Channel:
         address = None if exchange else _queue_address(key)
         link = self._publishing.get(address)
         if link is None:
-            link = SendingLink(self, self._engine.session.sender(self._name()), address)
+            sender, forget = self._engine.session.sender(self._name()), partial(self._publishing.pop, address)
+            link = SendingLink(self, sender, address, forget)
             self._publishing[address] = link
             self._own(link)
         encoded = _encoded(message)

@@ -1,4 +1,6 @@
-"""Finds consumers of AMQP 1.0 without credit, although messages wait in their queue.
+"""Finds consumers of AMQP 1.0 with neither credit nor a message, although messages wait in their queue.
+
+A consumer that holds messages may be busy with them: then `QueueWatch` and `HeldWatch` judge it.
 
 Invariant: pure. A check costs a microsecond. Memory is bounded by the number of consumers without credit.
 """
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qq.diagnosis.findings import Finding, queue_subject
 from qq.diagnosis.queue_watch import LASTS_MS, CreditFacts, HeldWatch
-from qq.diagnosis.words import hours, number, waiting
+from qq.diagnosis.words import hours, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,7 @@ class CreditWatch:
         return self._holders.findings
 
     def check(self, consumer: tuple[str, int], delivered: int, facts: CreditFacts, now_ms: int) -> None:
-        """Record that a consumer has no credit, and that messages wait in its queue.
+        """Record that a consumer has neither credit nor a message, and that messages wait in its queue.
 
         `delivered` are the messages that it was given, ever: a consumer that was given one had credit meanwhile.
         """
@@ -49,7 +51,6 @@ class CreditWatch:
 
 def _without_credit(facts: CreditFacts) -> Finding:
     subject = f"consumer '{facts.tag}' of {queue_subject(facts.vhost, facts.queue)}"
-    held = f", and it holds {number(facts.unacked, 'unsettled message')}" if facts.unacked else ""
     lasts = hours(facts.lasts_ms / 1000)
-    text = f"at node {facts.node} it has had no credit for {lasts}{held}; {waiting(facts.ready)}"
+    text = f"at node {facts.node} it has had no credit for {lasts}; {waiting(facts.ready)}"
     return Finding("no-credit", subject, text, facts.since_ms, ("queue", facts.vhost, facts.queue))

@@ -124,14 +124,13 @@ class SinkFacts(NamedTuple):
 
 
 class CreditFacts(NamedTuple):
-    """A consumer without credit, although messages wait in its queue."""
+    """A consumer that has neither credit nor a message, although messages wait in its queue."""
 
     vhost: str
     queue: str
     tag: str
     node: str
     ready: int
-    unacked: int
     since_ms: int = 0
     """When its credit was first found missing, in milliseconds since 1970."""
     lasts_ms: int = 0

@@ -505,7 +505,8 @@ class Submissions:
     def abandon(self) -> None:
         """Abandon all requests after the cluster has evicted this node.
 
-        Outcomes are unknown, and no session is left.
+        Outcomes are unknown, and no session is left. Barriers wait for the next incarnation, because until then this
+        node may lack entries that were committed before their calls.
         """
         callbacks = [callback for each in self._under_way for callback in each.batch.callbacks]
         for lane in self._lanes.clear():
@@ -519,7 +520,7 @@ class Submissions:
         self._watched.clear()
         self._cost_in_flight = self.waiting_bytes = self._bytes_in_flight = 0
         for callback in callbacks:
-            callback()
+            self.read_barrier(callback)
 
     # The publish timeout
 

@@ -83,6 +83,8 @@ _SECOND_MS = 1000
 _MASK = 2**64 - 1
 
 _USUAL_DATA = SHORT_DATA[:3]
+_DATA_HEADS = (len(SHORT_DATA) + 1, len(LONG_DATA) + 4)
+"""Octets of a usual data section before its contents. Several sections have more."""
 _URN_OCTETS = 45
 _FROM_ANNOTATIONS = frozenset((b"CC", b"timestamp_in_ms"))
 """Headers that stand for annotations, besides those with the prefix `x-`."""
@@ -114,8 +116,15 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
     begin: bytes | None = None
     """The last message up to the constructor of its data section; None if its body is different."""
     stop, properties, has_data = 0, b"", True
+    same, before, length = b"", b"", -1
+    """The last message up to its body, its result up to the body, its size. Size -1: all octets must be read."""
     for message in messages:
-        if begin is None or not message.startswith(begin):
+        if len(message) == length and message.startswith(same):
+            converted.append(b"".join((before, message[len(same) :], _END)))
+            continue
+        length = -1
+        is_similar = begin is not None and message.startswith(begin)
+        if not is_similar:
             known = _similar.convert(message)
             if known is not None:
                 properties, stop = known
@@ -135,6 +144,9 @@ def to_frames(messages: Sequence[bytes], channel: int, frame_max: int) -> list[b
         )
         if 0 < size <= frame_max - FRAME_OVERHEAD:
             frames = _BODY.pack(FRAME_BODY, channel, size), body, _END
+            if is_similar and len(message) - size - stop in _DATA_HEADS:
+                same, length = message[:-size], len(message)
+                before = b"".join((header, properties, _END, frames[0]))
         else:
             frames = (body_frames(body, channel, frame_max),)
         converted.append(b"".join((header, properties, _END, *frames)))

@@ -114,15 +114,29 @@ def split_frames(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[byte
     leading, rests = Leading(), list[bytes]()
     begin: bytes | None = None
     head = _Head(leading, b"", may_hold_sections=False)
+    same, before, length = b"", b"", -1
+    """The last message up to its body, its rest up to the body, its size. Size -1: all octets must be read."""
     for message in messages:
-        if begin is None or not message.startswith(begin, layout.FLAGS_AT):
+        if len(message) == length and message.startswith(same):
+            rests.append(before + message[len(same) : -1])
+            continue
+        length = -1
+        is_similar = begin is not None and message.startswith(begin, layout.FLAGS_AT)
+        if not is_similar:
             begin = message[layout.FLAGS_AT : layout.frame_stop(message, 0) - 1]
             head = _similar_head(begin)
             if rests and head.leading != leading:
                 yield leading, rests
                 rests = []
             leading = head.leading
-        rests.append(b"".join((head.bare, *_body_sections(body_of(message), head))))
+        body = body_of(message)
+        sections = _body_sections(body, head)
+        rests.append(b"".join((head.bare, *sections)))
+        if is_similar and body and not head.may_hold_sections:
+            at = layout.frame_stop(message, 0)
+            if layout.frame_stop(message, at) == len(message):
+                same, length = message[: -len(body) - 1], len(message)
+                before = b"".join((head.bare, *sections[:-1]))
     if rests:
         yield leading, rests
 

@@ -16,6 +16,7 @@ from qq.amqp10.performatives import (
     TargetTerminus,
 )
 from qq.amqp10.values import Symbol
+from qq.config import NodeLimits
 from qq.testing import ClusterNode
 from tests.amqp10_server.socket_client import SocketClient, data, receiver, sender
 from tests.page.demo import api
@@ -36,7 +37,7 @@ def test_operators_see_connections_and_links(client: SocketClient, node: Cluster
     assert shown == ["AMQP 1-0", 1, 2]
     links = [each for each in api(node, "channels") if each.get("link_address") == f"/queues/{queue}"]
     shown = {each["link_role"]: (each["link_name"], each["link_credit"]) for each in links}
-    assert shown == {"sender": ("sender 0", 1024), "receiver": ("receiver 1", 7)}
+    assert shown == {"sender": ("sender 0", NodeLimits().link_credit), "receiver": ("receiver 1", 7)}
 
 
 def test_client_may_name_its_connection(node: ClusterNode) -> None:
@@ -71,7 +72,7 @@ def test_sessions_list_links_with_address_and_credit(
         "snd_settle_mode": "mixed",
         "max_message_size": 16 * 1024 * 1024,
         "delivery_count": 1,
-        "credit": 1023,
+        "credit": NodeLimits().link_credit - 1,
         "unconfirmed_messages": 0,
     }
     assert (anonymous["target_address"], anonymous["snd_settle_mode"]) == (None, "settled")
@@ -93,7 +94,7 @@ def test_sessions_list_links_with_address_and_credit(
         "channel_number": 0,
         "handle_max": 255,
         "next_incoming_id": 0,
-        "incoming_window": 2047,
+        "incoming_window": NodeLimits().session_incoming_window - 1,
         "next_outgoing_id": 1,
         "remote_incoming_window": 10_000,
         "remote_outgoing_window": 10_000,

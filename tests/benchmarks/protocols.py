@@ -27,7 +27,7 @@ WARM_UP_S = 0.5
 QUEUE = ["-q", "protocols"]
 PUBLISH_10, CONSUME_10 = ["--pub-10"], ["--con-10"]
 UNIQUE = ["--message-ids"]
-SETTLED = {"publish": ["-w", "0"], "consume": ["--ack", "0"]}
+SETTLED = {"publish": ["-w", "0"], "consume": ["--ack", "0", "--prefetch", "0"]}
 BACKLOG = 100_000
 """Messages that are consumed, or published settled: a settled publish is over when the connection has closed."""
 RIVAL_SHARE = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qq.diagnosis.credit_watch import CreditWatch
 from qq.diagnosis.queue_watch import REPORTED_MAX, CreditFacts
 
-FACTS = CreditFacts("/", "orders", "worker", "n2", ready=7, unacked=0)
+FACTS = CreditFacts("/", "orders", "worker", "n2", ready=7)
 BEGAN_MS = 1_000_000
 PASS_MS = 5000
 
@@ -53,8 +53,7 @@ def test_few_consumers_without_credit_are_named() -> None:
     watch, count = CreditWatch(), REPORTED_MAX + 15
     for at_ms in (BEGAN_MS, BEGAN_MS + 61_000):
         for number in range(count):
-            watch.check(("n2", number), 0, FACTS._replace(unacked=1), at_ms)
+            watch.check(("n2", number), 0, FACTS, at_ms)
         watch.end_pass()
     assert len(watch.findings) == REPORTED_MAX + 1
-    assert ", and it holds 1 unsettled message; 7 messages wait" in watch.findings[0].text
     assert watch.findings[-1].objects == 15

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import qq.testing
-from chaos.live.releases import COMMITS, ROOT, ReleaseError, environment, serve_command, unpack
+from chaos.live.releases import COMMITS, IN_USE, ROOT, ReleaseError, environment, serve_command, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-__all__ = ["COMMITS", "ROOT", "running", "unpack_release"]
+__all__ = ["COMMITS", "IN_USE", "ROOT", "running", "unpack_release"]
 
 
 def unpack_release(release: str, directory: Path) -> None:

@@ -21,12 +21,12 @@ from tests.interop.needed import fetched, installed, needs
 from tests.interop.sources import (
     CARGO_ENVIRONMENT,
     GO_ENVIRONMENT,
-    HERE,
     java_client,
     java_clients,
     node_clients,
     python_clients,
 )
+from tests.page.demo import api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -40,6 +40,8 @@ MESSAGES = 2000
 BUILD_S = 300.0
 CONSUMER_S = 30.0
 END_S = 120.0
+UNDECLARED = ("survive-jms", "survive-proton", "survive-rhea")
+"""Queues that their programs do not declare."""
 
 
 class Program(NamedTuple):
@@ -72,10 +74,19 @@ def java() -> Program:
     return Program(["java", "-cp", f"{fetched(java_client)}/*", "Survive.java"], "survive-java", {})
 
 
-def java_of_amqp10() -> Program:
+def java10(program: str, queue: str) -> Program:
     needs("java", "mvn")
-    command = ["java", "-cp", f"{fetched(java_clients)}/*", "Recovering.java"]
-    return Program(command, "recovering-java", {}, HERE / "java")
+    return Program(["java", "-cp", f"{fetched(java_clients)}/*", program], queue, {})
+
+
+def go10() -> Program:
+    needs("go")
+    return Program(["go", "run", "."], "survive-go10", GO_ENVIRONMENT, PROGRAMS / "go10")
+
+
+def rhea() -> Program:
+    needs("node", "npm")
+    return Program(["node", "survive_rhea.js"], "survive-rhea", {"NODE_PATH": str(fetched(node_clients))})
 
 
 def ruby() -> Program:
@@ -100,6 +111,11 @@ def python(name: str) -> Program:
 
 def urls(cluster: LocalCluster) -> list[str]:
     return cluster.urls
+
+
+def short_urls(cluster: LocalCluster) -> list[str]:
+    """Return addresses whose path `/` means the default virtual host."""
+    return [url.removesuffix("%2F") for url in cluster.urls]
 
 
 def addresses(cluster: LocalCluster) -> list[str]:
@@ -145,16 +161,30 @@ BY_ADDRESS = [(java, addresses), (rust, addresses), (ruby, addresses), (php, add
 NAMES = ["go", "node", "dramatiq", "java", "rust", "ruby", "php"]
 
 
+AMQP10 = [
+    (go10, short_urls),
+    (partial(java10, "SurviveAmqp10.java", "survive-amqp10"), addresses),
+    (partial(java10, "SurviveJms.java", "survive-jms"), addresses),
+    (partial(python, "proton"), addresses),
+    (rhea, addresses),
+]
+
+
 @pytest.mark.parametrize(
     ("program", "nodes"),
-    [*BY_URL, *BY_ADDRESS, (java_of_amqp10, addresses)],
-    ids=[*NAMES, "java-amqp10"],
+    [*BY_URL, *BY_ADDRESS, *AMQP10],
+    ids=[*NAMES, "go10", "java10", "jms", "proton", "rhea"],
     indirect=["program"],
 )
 def test_program_survives_the_death_of_its_node(
     program: Program, nodes: Callable[[LocalCluster], list[str]]
 ) -> None:
     with LocalCluster() as cluster:
+        if program.queue in UNDECLARED:
+            with pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection:
+                channel = connection.channel()
+                channel.queue_declare(program.queue, durable=True, arguments={"x-queue-type": "quorum"})
+            wait_for_no_client(cluster)
         survives(program, cluster, nodes(cluster))
 
 
@@ -188,6 +218,14 @@ def test_program_consumes_again_when_its_queue_is_deleted(
         printed, _ = process.communicate(timeout=END_S)
     assert process.returncode == 0, printed
     assert f"{MESSAGES} messages are consumed" in printed
+
+
+def wait_for_no_client(cluster: LocalCluster) -> None:
+    """Wait until operators see no connection: a connection that has ended is shown for a moment."""
+    deadline = time.monotonic() + CONSUMER_S
+    while api(cluster.nodes[0], "connections"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def wait_for_consumer(node: ClusterNode, queue: str) -> None:

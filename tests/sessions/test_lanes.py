@@ -831,6 +831,27 @@ def test_commands_wait_until_lost_sessions_have_ended(
     assert world.clients[0].came == [b"x"]
 
 
+@pytest.mark.parametrize("is_submitted", [False, True])
+def test_barriers_of_an_evicted_node_wait_for_its_next_incarnation(*, is_submitted: bool) -> None:
+    """Before that, the node may lack entries, and a read after the barrier would show an old state."""
+    world = World(1)
+    called: list[bool] = []
+    world.submissions.read_barrier(lambda: called.append(True), world.clients[0].connection.lane)
+    if is_submitted:
+        world.turn()
+        assert world.under_way
+    world.submissions.abandon()
+    world.batches.clear()
+    world.turn()
+    assert not called
+    world.submissions.applied(0)
+    world.turn()
+    assert world.under_way
+    assert not called
+    world.settle()
+    assert called == [True]
+
+
 def test_commands_wait_until_the_cluster_knows_the_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leftovers of an earlier process are unknown until then; the same holds after the end of this process."""
     monkeypatch.setattr(core_module, "LOST_MAX", 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.amqp10.sections import MessageHeader, MessageProperties
+from qq.amqp10.sections import DATA, VALUE, MessageHeader, MessageProperties
 from qq.amqp10.values import Long, Symbol, Timestamp, UInt, ULong, Uuid
 from qq.stored import to_frames, to_sections
 from qq.stored.leading import Leading
@@ -141,6 +141,51 @@ def test_frames_with_other_values_are_converted(drawn: list[Any]) -> None:
 @given(st.lists(messages091, min_size=1, max_size=5))
 def test_any_frames_are_converted_alone_and_together(messages: list[bytes]) -> None:
     expect_sections(messages)
+
+
+_bodies10 = st.one_of(
+    st.binary(min_size=11, max_size=12).map(lambda octets: [(DATA, octets)]),
+    st.just([(DATA, bytes(255))]),
+    st.just([(DATA, bytes(256))]),
+    st.just([(DATA, b"abc"), (DATA, b"abc")]),  # as many octets as a section with eleven
+    st.just([(DATA, bytes(4090))]),
+    st.just([(DATA, b"")]),
+    st.just([(VALUE, "text")]),
+)
+_heads10 = st.sampled_from([None, MessageHeader(durable=True), MessageHeader(priority=3)])
+
+
+@given(st.lists(st.tuples(_heads10, _bodies10, st.integers(1, 4)), min_size=1, max_size=6))
+def test_sections_of_equal_size_are_converted(drawn: list[Any]) -> None:
+    messages = [message10(head, body=body) for head, body, times in drawn for _ in range(times)]
+    expect_frames(messages)
+
+
+_bodies091 = st.one_of(
+    st.binary(min_size=11, max_size=12).map(lambda body: (body, 4096)),
+    st.just((bytes(12), 12)),
+    st.just((bytes(12), 16)),
+    st.just((bytes(20), 4096)),  # as many octets as twelve in two frames
+    st.just((bytes(255), 4096)),
+    st.just((bytes(256), 4096)),
+    st.just((b"", 4096)),
+    st.just((message10(), 4096)),
+    st.just((bytes(len(message10())), 4096)),
+)
+_properties091 = st.sampled_from([{}, {"delivery_mode": b"\x02"}, {"message_type": short(b"amqp-1.0")}])
+
+
+@given(st.lists(st.tuples(_properties091, _bodies091, st.integers(1, 4)), min_size=1, max_size=6))
+def test_frames_of_equal_size_are_converted(drawn: list[Any]) -> None:
+    expect_sections(
+        [frames(properties, body, part) for properties, (body, part), times in drawn for _ in range(times)]
+    )
+
+
+def test_bodies_of_equal_size_are_sections_or_data() -> None:
+    """The property `type` claims that all of them are sections."""
+    bodies = [message10()] * 3 + [bytes(len(message10()))] * 3
+    expect_sections([frames({"message_type": short(b"amqp-1.0")}, body) for body in bodies])
 
 
 def test_unique_ids_need_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:

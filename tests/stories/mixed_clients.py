@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count, cycle, product
+import sys
+from itertools import count, cycle, islice, product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaos.workloads.amqp10_transport import Amqp10Transport
@@ -67,15 +68,15 @@ class MixedClients:
 
         _run(publish())
 
-    def consume(self, nodes: Sequence[ClusterNode]) -> list[str]:
-        """Consume all messages, one by one over all nodes and protocols in turn, and return their ids."""
+    def consume(self, nodes: Sequence[ClusterNode], most: int = sys.maxsize) -> list[str]:
+        """Consume messages, one by one over all nodes and protocols in turn, and return their ids."""
 
         async def consume() -> list[str]:
             ids: list[str] = []
             places = product(nodes, (OLD, NEW))
             connections = [await _connect(node, transport) for node, transport in places]
             channels = [await connection.open_channel() for connection in connections]
-            for channel in cycle(channels):
+            for channel in islice(cycle(channels), most):
                 delivery = await channel.get(QUEUE)
                 if delivery is None:
                     break

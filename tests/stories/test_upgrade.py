@@ -19,7 +19,7 @@ from qq.machine.machine import QueueMachine
 from qq.testing import LocalCluster
 from qq_spark import Access, LeaseClient, Refusal
 from qq_spark.sink_client import SinkClient
-from tests.harness.releases import ROOT, running, unpack_release
+from tests.harness.releases import IN_USE, ROOT, running, unpack_release
 from tests.stories.commands import run_command
 from tests.stories.disk import NodeFiles, lines_since
 from tests.stories.load import loaded, poll
@@ -216,6 +216,37 @@ def test_amqp_1_0_begins_when_the_last_node_is_upgraded(tmp_path: Path, release:
             cluster.wait_caught_up()
             clients.publish(node)
         assert clients.consume(cluster.nodes) == clients.published
+        for node in cluster.nodes:
+            assert "Traceback" not in node.log.read_text()
+
+
+@pytest.mark.long
+def test_programs_of_the_same_version_share_mixed_messages(tmp_path: Path) -> None:
+    """Nodes of the program in use and of this program deliver the same messages; a node may go back."""
+    in_use = tmp_path / "in-use"
+    unpack_release(IN_USE, in_use)
+    with running(in_use), LocalCluster(3, tmp_path / "cluster", settings=SMALL_FILES) as cluster:
+        until_raised(cluster)
+        clients = MixedClients()
+        clients.declare(cluster.nodes[0])
+        received: list[str] = []
+        first, second, third = cluster.nodes
+        for changed, program in (
+            (first, ROOT),
+            (second, ROOT),
+            (first, in_use),
+            (first, ROOT),
+            (third, ROOT),
+        ):
+            for node in cluster.nodes:
+                clients.publish(node)
+            changed.kill()
+            clients.publish(second if changed is first else first)
+            start(changed, program)
+            cluster.wait_caught_up()
+            received += clients.consume(cluster.nodes, most=6)
+        received += clients.consume(cluster.nodes)
+        assert received == clients.published
         for node in cluster.nodes:
             assert "Traceback" not in node.log.read_text()
 

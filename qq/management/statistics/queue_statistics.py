@@ -196,7 +196,7 @@ class QueueStatistics:
             since_ms = consumer.out_since_ms()
             if since_ms is not None:
                 self._check_held(consumer, since_ms)
-            if consumer.client_credit is not None and consumer.credit < 1:
+            if _has_nothing(consumer):
                 self._check_credit(consumer)
             await slices.give_way()
         self.held_watch.end_pass()
@@ -204,11 +204,10 @@ class QueueStatistics:
         return own
 
     def _check_credit(self, consumer: Consumer) -> None:
-        """Check a consumer without credit, unless a different consumer is the single active one."""
+        """Check a consumer without credit or messages, unless a different consumer is the single active one."""
         queue = consumer.queue
         if consumer.live and queue.ready and queue.is_active(consumer):
-            unacked = len(consumer.unacked)
-            facts = CreditFacts(queue.vhost, queue.name, consumer.tag, consumer.node, queue.ready, unacked)
+            facts = CreditFacts(queue.vhost, queue.name, consumer.tag, consumer.node, queue.ready)
             key = consumer.node, consumer.id
             self.credit_watch.check(key, consumer.next_id, facts, self._group.time_ms())
 
@@ -293,9 +292,13 @@ def _facts(queue: Queue, before: QueueNumbers | None, numbers: QueueNumbers) -> 
 def _lacks_credit(queue: Queue) -> bool:
     """Return whether all consumers of a queue hold no message, and have no credit of their clients; false for many."""
     return queue.consumers <= CONSUMERS_READ_MAX and all(
-        each.client_credit is not None and each.credit < 1 and not each.unacked
-        for each in islice(queue.holders, CONSUMERS_READ_MAX)
+        _has_nothing(each) for each in islice(queue.holders, CONSUMERS_READ_MAX)
     )
+
+
+def _has_nothing(consumer: Consumer) -> bool:
+    """Return whether the client sets the credit of a consumer, and the consumer has neither credit nor a message."""
+    return consumer.client_credit is not None and consumer.credit < 1 and not consumer.unacked
 
 
 def _prefetch(queue: Queue) -> int:

@@ -905,6 +905,6 @@ def renamed(rows: Iterable[Row], prefix: str) -> list[Row]:
 
 SEED, SECONDS = 4, 4.0
 """A simulated run that gives most operators a message to damage."""
-OF_MANY_MESSAGES = {"normal_before_an_older_high", "normal_first", "longer_than_its_length"}
+OF_MANY_MESSAGES = {"longer_than_its_length"}
 """Operators that need a longer history."""
 QUICK = [operator for operator in OPERATORS if operator.name not in OF_MANY_MESSAGES]

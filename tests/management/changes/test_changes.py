@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cluster.state.apply import Evicted
 from qq.machine.protocol.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
 from qq.management.changes.changes import Changes, is_made
 from qq.management.errors import RequestRefused, Unavailable
@@ -54,8 +53,7 @@ def test_change_of_an_evicted_node_is_reported_as_unknown(broker: LoneBroker) ->
         waiting = asyncio.ensure_future(outcomes(broker, policy(1)))
         while not broker.group._held:  # noqa: ASYNC110 - a group has no event
             await asyncio.sleep(0)
-        broker.group.drop_held()
-        broker.broker.applied(2, [Evicted()])
+        broker.evict()
         return await waiting
 
     [results] = broker.await_on_loop(evicted())
