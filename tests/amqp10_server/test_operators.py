@@ -41,7 +41,7 @@ def test_operators_see_connections_and_links(client: SocketClient, node: Cluster
 
 
 def test_client_may_name_its_connection(node: ClusterNode) -> None:
-    for properties, name in (({Symbol("connection_name"): "mine"}, "mine"), ({}, "client")):
+    for properties, name in (({Symbol("connection_name"): "mine"}, "mine"), ({}, None)):
         with SocketClient(node.amqp_port) as client:
             client.open(properties=properties)
             names = [each.get("user_provided_name") for each in api(node, "connections")]
