@@ -9,7 +9,7 @@
 #   make page-types                      the types of its scripts, with npm
 #   make screenshots                     the pictures of it in the documentation
 #   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
-#   make sim SEEDS=100000                the simulation, for the night; ARGS=--leases: readers lease messages in each run
+#   make sim SEEDS=100000                the simulation, for the night; ARGS=--leases: readers lease messages in each run, --amqp10: clients of both protocols
 #   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones and floods against a cluster,
 #                                        and what tests draw at random, for the night
 #   make spark RUNS=200 ARGS="--master local-cluster[2,1,1024]"      queries of Spark whose driver, executors and nodes are killed

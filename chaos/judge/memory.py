@@ -23,6 +23,9 @@ UNKNOWN_SESSIONS = ("two_holders", "redelivery")
 """Promises that are judged only if each connection has a single channel, which stays open as long as it."""
 
 
+NO_QUEUES: Mapping[str, Queue] = {}
+
+
 class Violation(NamedTuple):
     promise: str
     queue: str
@@ -50,13 +53,13 @@ def findings(rows: Sequence[Row], run: Run, limit: int = EXAMPLES) -> Findings:
     return found
 
 
-def violations(rows: Sequence[Row]) -> set[Violation]:
+def violations(rows: Sequence[Row], queues: Mapping[str, Queue] = NO_QUEUES) -> set[Violation]:
     """Return all violations in a history of clients with several channels on a connection.
 
-    All queues were drained at the end and lose no messages by themselves: no message in them dies, is purged or is
-    deleted with its queue.
+    All queues were drained at the end. Queues that are not in `queues` lose no messages by themselves: no message in
+    them dies, is purged or is deleted with its queue.
     """
-    run = Run(0, 0, {}, others=Queue(drained=True))
+    run = Run(0, 0, queues, others=Queue(drained=True))
     found = findings(list(with_ends(rows)), run, limit=len(rows))
     return {
         Violation(cause.promise, example.queue, example.id)

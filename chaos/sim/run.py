@@ -58,6 +58,10 @@ REQUESTERS = 3
 """Clients of direct reply-to in a run with AMQP clients."""
 DECLARERS = 2
 """Clients that declare queues in a run with AMQP clients."""
+LINKING_CLIENTS = 3
+"""Clients of AMQP 1.0 in a run that has any."""
+LINKING_RUNS = 0.35
+"""Share of the runs with AMQP clients that have clients of AMQP 1.0 among them."""
 UPGRADES = 0.2
 """Share of the runs with an upgrade of the nodes."""
 BACKUPS = 0.15
@@ -143,7 +147,7 @@ def draw_options(seed: int) -> SimulationOptions:
     return replace(
         options,
         is_upgrade=is_upgrade,
-        raises_version=raises_version or not is_upgrade,
+        raises_version=raises_version or not is_upgrade or options.linking_clients > 0,
         makes_backup=random.random() < BACKUPS,
         grows=members.random() < GROWING,
         replaces_emptied=members.random() >= REPLACED_BY_COMMAND,
@@ -184,7 +188,14 @@ def _draw_load_and_faults(seed: int) -> SimulationOptions:
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
     )
     if not options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
-        return replace(options, queues=True, clients=True, requesters=REQUESTERS, declarers=DECLARERS)
+        return replace(
+            options,
+            queues=True,
+            clients=True,
+            linking_clients=LINKING_CLIENTS if Random(f"{seed}/amqp10").random() < LINKING_RUNS else 0,
+            requesters=REQUESTERS,
+            declarers=DECLARERS,
+        )
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
     if not options.queues and random.random() < 0.2:
@@ -199,6 +210,7 @@ def draw_birth(seed: int) -> SimulationOptions:
         draw_options(seed),
         queues=False,
         clients=False,
+        linking_clients=0,
         duration_s=random.uniform(0.8, 4.0),
         submit_interval_s=0.5,
         large_batches=0.0,
@@ -224,6 +236,19 @@ def draw_links(seed: int) -> SimulationOptions:
     return replace(_draw_direct(seed), links=True)
 
 
+def draw_amqp10(seed: int) -> SimulationOptions:
+    """Draw a run in which clients of AMQP 1.0 and 0-9-1 use the same queues."""
+    return replace(
+        draw_options(seed),
+        raises_version=True,
+        queues=True,
+        clients=True,
+        linking_clients=LINKING_CLIENTS,
+        large_batches=0.0,
+        checks_disk_use=False,
+    )
+
+
 def _draw_direct(seed: int) -> SimulationOptions:
     return replace(
         draw_options(seed),
@@ -232,6 +257,7 @@ def _draw_direct(seed: int) -> SimulationOptions:
         raises_version=True,
         queues=True,
         clients=False,
+        linking_clients=0,
         requesters=0,
         declarers=0,
         large_batches=0.0,

@@ -1,13 +1,13 @@
 """A link of a session, in either direction: attaching and detaching (section 2.6).
 
-Invariant: the server answers each attach and each detach of a client once. A handle is in use until both sides have
-detached. The server uses the client's number as its own handle.
+Invariant: the server answers each attach and each detach of a client once. The server uses the client's number as its
+own handle. A client may use the handle again when it has detached; the next attach waits until the server has detached.
 """
 
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qq.amqp10.conditions import Condition, LinkFailure
 from qq.amqp10.performatives import AttachFrame, DetachFrame, ErrorReply, SourceTerminus, TargetTerminus
@@ -47,10 +47,17 @@ class LinkFault(NamedTuple):
     error: LinkFailure
 
 
+class NextRequest(Protocol):
+    """The `LinkRequested` of an attach that waits for the end of an earlier link."""
+
+    @property
+    def is_pending(self) -> bool: ...
+
+
 class Link10:
     """The part that links of both directions share."""
 
-    __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "state")
+    __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "next_request", "state")
 
     def __init__(self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link10]) -> None:
         self.attach = attach
@@ -63,7 +70,21 @@ class Link10:
         """The links of the session, by the handles that are in use."""
         self._detach: DetachFrame | None = None
         """The client's detach, before it is answered."""
+        self.next_request: NextRequest | None = None
+        """The client's next attach with the handle, which waits for the end of this link."""
         links[attach.handle] = self
+
+    @property
+    def has_client_detached(self) -> bool:
+        """Whether the client may use the handle again, although the server has not detached."""
+        return self._detach is not None
+
+    def take_next_request(self) -> list[Any]:
+        """Return the client's next attach with the handle, if this link has ended and its session has not."""
+        if self.next_request is None or self.state is not LinkState.DETACHED:
+            return []
+        request, self.next_request = self.next_request, None
+        return [request] if request.is_pending else []
 
     @property
     def is_open(self) -> bool:
@@ -141,4 +162,5 @@ class Link10:
 
     def _leave(self) -> None:
         self.state = LinkState.DETACHED
-        del self._links[self.handle]
+        if self._links[self.handle] is self:
+            del self._links[self.handle]

@@ -72,6 +72,11 @@ class LinkRequested(NamedTuple):
     link: ReceivingLink | SendingLink
     session: Session10
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether neither the link nor its session has ended."""
+        return self.session.state is SessionPhase.OPEN and self.link.state is LinkState.ATTACHING
+
 
 class WindowOpened(NamedTuple):
     """All deliveries that waited for the client's window have left."""
@@ -109,7 +114,7 @@ SessionEvent = (
 class Session10:
     """A session of a client."""
 
-    __slots__ = ("_limits", "_links", "_sessions", "deliveries", "state", "windows")
+    __slots__ = ("_leaving", "_limits", "_links", "_sessions", "deliveries", "state", "windows")
 
     def __init__(
         self, windows: SessionWindows, limits: SessionLimits, sessions: dict[int, Session10]
@@ -120,6 +125,8 @@ class Session10:
         self._limits = limits
         self._links: dict[int, Link10] = {}
         """By the handles that are in use."""
+        self._leaving: list[Link10] = []
+        """Links that the client has detached, and whose handles it uses again; the server has not detached some."""
         self._sessions = sessions
         """The sessions of the connection, by the channel numbers that are in use."""
         sessions[windows.channel] = self
@@ -131,7 +138,10 @@ class Session10:
 
     @property
     def links(self) -> Sequence[Link10]:
-        return list(self._links.values())
+        return [*self._still_leaving(), *self._links.values()]
+
+    def _still_leaving(self) -> list[Link10]:
+        return [link for link in self._leaving if link.state is not LinkState.DETACHED]
 
     @property
     def handle_max(self) -> int:
@@ -162,9 +172,10 @@ class Session10:
 
     def forget_links(self) -> None:
         """End all links without a frame, because the session or the connection ends."""
-        for link in self._links.values():
+        for link in self.links:
             link.state = LinkState.DETACHED
         self._links.clear()
+        self._leaving.clear()
         self.windows.partial_bytes = 0
         self.deliveries = SessionDeliveries(self.windows)
 
@@ -223,7 +234,7 @@ class Session10:
                 case FlowFrame():
                     self._flow(performative, events)
                 case AttachFrame():
-                    events.append(LinkRequested(self._attach(performative), self))
+                    self._attach(performative, events)
                 case DetachFrame():
                     event = self._link(performative.handle).client_detaches(performative)
                     if event is not None:
@@ -262,14 +273,24 @@ class Session10:
         elif isinstance(link, ReceivingLink) and flow.echo and link.state is LinkState.ATTACHED:
             link.send_state()
 
-    def _attach(self, attach: AttachFrame) -> ReceivingLink | SendingLink:
+    def _attach(self, attach: AttachFrame, events: list[Any]) -> None:
         handle, limit = attach.handle, self._limits.handle_max
         if handle > limit:
             text = f"link handle value ({handle}) exceeds maximum link handle value ({limit})"
             raise SessionFailure(Condition.FRAMING_ERROR, text)
-        if handle in self._links:
+        earlier = self._links.get(handle)
+        self._leaving = self._still_leaving()
+        if earlier is not None and not (earlier.has_client_detached and len(self._leaving) <= limit):
             text = f"handle {handle} is already associated with a link"
             raise SessionFailure(Condition.HANDLE_IN_USE, text)
+        request = LinkRequested(self._new_link(attach), self)
+        if earlier is None:
+            events.append(request)
+        else:
+            self._leaving.append(earlier)
+            earlier.next_request = request
+
+    def _new_link(self, attach: AttachFrame) -> ReceivingLink | SendingLink:
         room = self.windows.frame_max - ATTACH_OCTETS - len(attach.name.encode())
         if room < 0:
             text = (

@@ -250,7 +250,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     # Events of the client
 
-    def _handle_all(self, events: list[Event10]) -> None:
+    def _handle_all(self, events: Sequence[Event10]) -> None:
         for event in events:
             if self._engine.phase is Phase10.CLOSING:
                 return  # an earlier event has failed the connection, so later events are dropped
@@ -327,9 +327,9 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                 queue = queue_of_source(link.attach) if prepared is None else prepared.routing_key
                 self._attach_consumer(link, session, queue)
         except ConditionFault as fault:
-            link.refuse(fault.reply)
+            self.detach(link, fault.reply)
         except ConditionError as error:
-            link.refuse(reply_to(error))
+            self.detach(link, reply_to(error))
 
     def _attach_publisher(
         self, link: ReceivingLink, session: Session10, prepared: TargetAddress | None
@@ -379,12 +379,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         found = self._links.get(link)
         if found is None:
             link.detached()
+            self._attach_next(link)
         else:
             found.finish(partial(self._detached, link))
 
     def _detached(self, link: Link10) -> None:
         def answer() -> None:
             link.detached()
+            self._attach_next(link)
             self._schedule_flush()
 
         self._drop(link)
@@ -395,8 +397,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
         self._drop(link)
         self._temporary_queues.delete(link)
         link.detach(error)
+        self._attach_next(link)
         self._partial_dropped()
         self._schedule_flush()
+
+    def _attach_next(self, link: Link10) -> None:
+        """Attach the link for which the client uses the handle of an ended link again."""
+        if not self._transport.is_closing():
+            self._handle_all(link.take_next_request())
 
     def end_session(self, session: Session10, error: ErrorReply) -> None:
         """End a session with all its links."""

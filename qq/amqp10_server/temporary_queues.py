@@ -72,8 +72,7 @@ class TemporaryQueues:
 
         def declared(result: Result | Failed) -> None:
             if isinstance(result, Failed):
-                link.refuse(error_of(result.code, result.text))
-                carrier.schedule_flush()
+                carrier.detach(link, error_of(result.code, result.text))
                 return
             self._names[link] = name
             if is_over(link, session):

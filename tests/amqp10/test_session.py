@@ -14,10 +14,13 @@ from qq.amqp10.performatives import (
     BeginFrame,
     DetachFrame,
     DispositionFrame,
+    EndFrame,
     FlowFrame,
     ModifiedState,
     ReceivedState,
     ReleasedState,
+    SourceTerminus,
+    TargetTerminus,
     TransferFrame,
 )
 from qq.amqp10.receiving_link import ReceivingLimits
@@ -33,6 +36,10 @@ SMALL = Settings10(session=SessionLimits(3, WINDOW, ReceivingLimits(1000, 10**6,
 
 def transfer(number: int, **fields: Any) -> bytes:
     return frame(TransferFrame(0, number, b"%04d" % number, **fields), payload=b"x")
+
+
+def receiver(name: str) -> AttachFrame:
+    return AttachFrame(name, 1, role=True, source=SourceTerminus("/q"), target=TargetTerminus())
 
 
 def fault(events: list[Any]) -> Condition:
@@ -100,6 +107,55 @@ def test_second_detach_is_a_fault() -> None:
     client.attach_receiver()
     assert len(client.send(DetachFrame(0))) == 1
     assert fault(client.send(DetachFrame(0))) is Condition.UNATTACHED_HANDLE
+
+
+def test_handle_is_used_again_behind_a_detach() -> None:
+    client = Client10(SMALL)
+    session = client.begin()
+    first = client.attach_receiver(handle=1)
+    assert len(client.send(DetachFrame(1))) == 1
+    assert client.send(receiver("second")) == client.flow(handle=1, link_credit=3) == []
+    assert [link.name for link in session.links] == ["r", "second"]
+    first.detached()
+    (request,) = first.take_next_request()
+    assert (request.link.name, first.take_next_request()) == ("second", [])
+    (credit,) = request.link.accept()
+    assert (credit.link, request.link.credit) == (request.link, 3)
+    assert [type(each) for each in client.read()] == [DetachFrame, AttachFrame]
+    assert session.links == [request.link]
+
+
+def test_handle_is_used_again_before_its_attach_is_answered() -> None:
+    client = Client10(SMALL)
+    client.begin()
+    first = client.request_receiver(handle=1)
+    assert client.send(DetachFrame(1)) == client.send(receiver("second")) == []
+    (detach,) = first.accept()
+    assert (detach.link, first.take_next_request()) == (first, [])
+    first.detached()
+    assert [request.link.name for request in first.take_next_request()] == ["second"]
+
+
+def test_next_link_ends_with_its_session() -> None:
+    client = Client10(SMALL)
+    client.begin()
+    first = client.attach_receiver(handle=1)
+    client.send(DetachFrame(1))
+    client.send(receiver("second"))
+    client.send(EndFrame())
+    first.detached()
+    assert first.take_next_request() == []
+
+
+def test_links_that_wait_for_a_handle_are_bounded() -> None:
+    client = Client10(SMALL)
+    client.begin()
+    client.attach_receiver(handle=1)
+    for number in range(SMALL.session.handle_max + 1):
+        client.send(DetachFrame(1))
+        assert client.send(receiver(f"{number}")) == []
+    client.send(DetachFrame(1))
+    assert fault(client.send(receiver("last"))) is Condition.HANDLE_IN_USE
 
 
 def test_echo_of_a_session_is_answered() -> None:

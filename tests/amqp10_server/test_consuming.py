@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from qq.amqp10.performatives import (
+    AcceptedState,
     AttachFrame,
     DetachFrame,
     DispositionFrame,
@@ -21,7 +22,7 @@ from qq.amqp10.sections import HEADER
 from qq.amqp10.values import Symbol
 from qq.testing import ClusterNode
 from tests.amqp10_server.messages import annotations_of, bodies, body_of, header_of, put
-from tests.amqp10_server.socket_client import SocketClient, data, receiver
+from tests.amqp10_server.socket_client import SocketClient, data, receiver, sender
 
 
 def test_deliveries_stay_within_the_credit(client: SocketClient, channel: Any, queue: str) -> None:
@@ -157,6 +158,28 @@ def test_held_messages_return_when_the_link_detaches(client: SocketClient, chann
     assert channel.queue_declare(queue, passive=True).method.message_count == 2
     method, _, body = channel.basic_get(queue)
     assert (method.redelivered, body) == (True, b"1")
+
+
+def test_handle_is_used_again_before_the_detach_is_answered(
+    client: SocketClient, channel: Any, queue: str
+) -> None:
+    put(channel, queue, b"1", b"2")
+    client.attach_receiver(queue)
+    client.credit(1)
+    assert bodies(client, 1) == [b"1"]
+    client.send(DetachFrame(1, closed=True))
+    client.send(receiver(f"/queues/{queue}", name="second"))
+    client.credit(2)
+    assert client.expect(DetachFrame).error is None
+    assert client.expect(AttachFrame).name == "second"
+    assert bodies(client, 2) == [b"1", b"2"]
+    client.accept(1, 2)
+    client.send(DetachFrame(1, closed=True))
+    client.send(sender(f"/queues/{queue}", handle=1))  # in the other direction
+    assert client.until(AttachFrame).role
+    client.transfer(0, data(b"3"), handle=1)
+    assert client.until(DispositionFrame).state == AcceptedState()
+    assert channel.queue_declare(queue, passive=True).method.message_count == 1
 
 
 def test_link_is_detached_when_its_queue_is_deleted(client: SocketClient, channel: Any, queue: str) -> None:

@@ -5,7 +5,7 @@ Invariant: it takes the protocol from pamqp, not from the node's code, and relie
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,21 +18,12 @@ from pamqp.common import FieldTable
 from pamqp.constants import FRAME_END
 from pamqp.heartbeat import Heartbeat
 
-from chaos.sim.world.brokers import GUEST, Login
+from chaos.sim.workload.simulated_client import GONE_TEXT, SimulatedClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from random import Random
-
-    from chaos.sim.world.client_socket import ClientSocket
-    from chaos.sim.world.world import SimulatedWorld
 
 Basic, Channel, Confirm, Connection = commands.Basic, commands.Channel, commands.Confirm, commands.Connection
-
-AWAY_MAX_S = 1.0
-NOT_READING_MAX_S = 1.5
-GONE_TEXT = "lost while the node was away"
-"""Text of an internal error that is legal: the node cannot deliver a message that it has taken from its queue."""
 
 
 @dataclass(slots=True)
@@ -84,69 +75,21 @@ class Content(NamedTuple):
         return self.body.split(b" ", 1)[0].decode()
 
 
-class ConnectionHooks(NamedTuple):
-    """Calls of a client to the workload."""
+class AmqpClient(SimulatedClient):
+    """A client of AMQP 0-9-1."""
 
-    failed: Callable[[str], None]
-    """Called for an answer that breaks a promise."""
-    connect: Callable[[AmqpClient], ClientSocket | None]
-    """Connects to a node; None if no node takes the connection."""
-
-
-class AmqpClient(ABC):
-    """An application that lives for the whole run: it reconnects when it has lost its connection."""
-
-    def __init__(
-        self,
-        name: str,
-        world: SimulatedWorld,
-        hooks: ConnectionHooks,
-        interval_s: float,
-        login: Login = GUEST,
-    ) -> None:
-        self.name = name
-        self._random: Random = world.random(f"client {name}")
-        self._world = world
-        self._hooks = hooks
-        self._interval_s = interval_s
-        self._login = login
-        self._socket: ClientSocket | None = None
-        self._generation = 0
-        """Number of the connection; callbacks of earlier connections do nothing."""
-        self._stopped = self._draining = False
-        self._reset()
+    VERSION = "0-9-1"
 
     def _reset(self) -> None:
+        super()._reset()
         self._buffer = b""
         self._channels: dict[int, ClientChannel] = {}
         self._blocked = False
-        self._closing = False
-        """Whether the client starts no further operations on this connection."""
         self._has_offended = False
-        self._finished = False
-        """Whether the client sends no further bytes on this connection."""
-        self._is_ready = False
-        """Whether the client has set up all that it needs on this connection."""
         self._unconfirmed: dict[int, Any] = {}
         """Published messages without a confirm, by publish sequence number."""
 
     # The client's work
-
-    @abstractmethod
-    def _do_something(self) -> None:
-        """Start the next random operation."""
-
-    @abstractmethod
-    def publish_once(self) -> None:
-        """Publish if the client is connected."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Finish the open work, after the last fault."""
-
-    @abstractmethod
-    def drain(self) -> None:
-        """Take all that is left for the client."""
 
     @abstractmethod
     def _opened(self) -> None:
@@ -160,19 +103,7 @@ class AmqpClient(ABC):
     def _arrived(self, channel: ClientChannel, content: Content) -> None:
         """Take a message."""
 
-    def _ready(self) -> None:
-        """Begin with random operations."""
-        self._is_ready = True
-
     # Its course
-
-    def start(self) -> None:
-        self._later(self._random.uniform(0.0, 1.0), self._connect_again)
-        self._act_later()
-
-    def stop(self) -> None:
-        """Start no further operations."""
-        self._stopped = True
 
     @property
     def problem(self) -> str:
@@ -184,79 +115,14 @@ class AmqpClient(ABC):
         waiting = [number for number, channel in self._channels.items() if channel.calls]
         return f"client {self.name} waits for answers on channels {waiting}" if waiting else ""
 
-    def _connect_again(self) -> None:
-        if self._socket is None:
-            self._generation += 1
-            self._reset()
-            self._socket = self._hooks.connect(self)
-            if self._socket is None:
-                self._later(self._random.uniform(0.05, AWAY_MAX_S), self._connect_again)
-                return
-            self._greet()
-
     def _greet(self) -> None:
-        """Begin the protocol on a new connection."""
         assert self._socket is not None
         self._socket.send(b"AMQP\x00\x00\x09\x01")
-
-    def lost(self) -> None:
-        """Handle the loss of the connection.
-
-        The fate of unconfirmed messages is unknown, and unsettled deliveries return to their queues.
-        """
-        self._socket = None
-        self._reset()
-        self._later(self._random.uniform(0.0, AWAY_MAX_S), self._connect_again)
-
-    @property
-    def _connection(self) -> str:
-        return f"{self.name}#{self._generation}"
-
-    def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._world.after(delay_s, callback)
-
-    def _while_connected(self, delay_s: float, callback: Callable[[], None]) -> None:
-        generation = self._generation
-
-        def still() -> None:
-            if self._generation == generation and self._socket is not None and not self._finished:
-                callback()
-
-        self._later(delay_s, still)
-
-    def _fail(self, problem: str) -> None:
-        self._hooks.failed(f"client {self.name} {problem}")
-
-    def _act_later(self) -> None:
-        self._later(self._random.expovariate(1 / self._interval_s), self._act)
-
-    def _act(self) -> None:
-        if self._is_ready and not self._stopped and not self._closing:
-            self._do_something()
-        self._act_later()
-
-    # Operations of every client
-
-    def _stop_reading(self, most_s: float = NOT_READING_MAX_S) -> None:
-        assert self._socket is not None
-        self._socket.read(reads=False)
-        socket = self._socket
-        self._later(self._random.uniform(0.0, most_s), lambda: socket.read(reads=True))
 
     def _close(self) -> None:
         """Close the connection with the closing handshake."""
         self._call(0, Connection.Close(200, "bye", 0, 0), Connection.CloseOk, self._closed)
         self._closing = True
-
-    def _drop(self) -> None:
-        assert self._socket is not None
-        self._socket.drop()
-        self.lost()
-
-    def _closed(self, _: Any) -> None:
-        if self._socket is not None:
-            self._socket.drop()
-        self.lost()
 
     # The protocol
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 from chaos.history import KeptRows, Process
 from chaos.judge.memory import violations
 from chaos.sim.checks.queue_checks import QueueOracle
-from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
 from chaos.sim.workload.declaring_client import DeclaringClient, KnownQueues
+from chaos.sim.workload.published import Published, ident_in
 from chaos.sim.workload.requesting_client import FOREIGN, ForeignClient, Replies, RequestingClient
+from chaos.sim.workload.shared_queues import MORE_QUEUES, QUEUES
+from chaos.sim.workload.simulated_client import ConnectionHooks, SimulatedClient
 from chaos.sim.workload.working_client import WorkingClient
 from chaos.sim.workload.workload import Submitters
 from chaos.sim.world.brokers import GUEST, Brokers
@@ -21,6 +23,7 @@ from chaos.sim.world.world import WorldClock
 from qq.config import NodeLimits
 from qq.machine.protocol.codec import decode_batch
 from qq.machine.protocol.commands import Enqueue, JoinFragments, Publish, StoreFragment
+from qq.stored.kinds import has_sections
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
@@ -79,8 +82,8 @@ class LoggedMessages(QueueOracle):
             elif isinstance(command, Enqueue | Publish):
                 for beginning in islice(messages, command.count):
                     message, rest = beginning + rest, b""
-                    body_at = frame_stop(message, 0) + 7
-                    self._idents.add(message[body_at : message.index(b" ", body_at)].decode())
+                    body_at = 0 if has_sections(message) else frame_stop(message, 0) + 7
+                    self._idents.add(ident_in(message[body_at:]))
 
     def origin_down(self, machine: QueueMachine, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
         super().origin_down(machine, origin, time_ms, effects)
@@ -108,10 +111,32 @@ class ClientWorkload(Submitters):
         self.history = KeptRows(WorldClock(world))
         self.replies = Replies()
         hooks, interval_s = ConnectionHooks(checks.fail, self._connect), options.submit_interval_s
-        self._amqp_clients: list[AmqpClient] = [
-            WorkingClient(name, world, Process(self.history, name), logged.check, hooks, interval_s)
-            for name in (f"a{number}" for number in range(CLIENTS))
+        self._queues = MORE_QUEUES if options.linking_clients else QUEUES
+        published = Published(checks.fail)
+        working = [
+            WorkingClient(
+                name,
+                world,
+                Process(self.history, name),
+                logged.check,
+                published,
+                hooks,
+                interval_s,
+                self._queues,
+            )
+            for name in (f"a{number}" for number in range(CLIENTS - options.linking_clients))
         ]
+        self._working = working
+        self._amqp_clients: list[SimulatedClient] = [*working]
+        if options.linking_clients:
+            # Imported late, because it needs Proton, which the rest does not need.
+            from chaos.sim.workload.linking_client import Knowledge, LinkingClient  # noqa: PLC0415
+
+            knowledge = Knowledge(logged.check, self._ready, published)
+            self._amqp_clients += [
+                LinkingClient(name, world, Process(self.history, name), knowledge, hooks, interval_s)
+                for name in (f"l{number}" for number in range(options.linking_clients))
+            ]
         if options.requesters:
             self._amqp_clients += [
                 *(
@@ -128,10 +153,13 @@ class ClientWorkload(Submitters):
         for client in self._amqp_clients:
             client.start()
 
-    def _connect(self, client: AmqpClient) -> ClientSocket | None:
+    def _connect(self, client: SimulatedClient) -> ClientSocket | None:
         """Connect to a random listening node; return None if no node listens or if it has no free slot."""
         nodes = self.brokers.listening()
-        return self.brokers.connect(self.brokers.random.choice(nodes), client) if nodes else None
+        is_early = client.VERSION == "1.0" and not any(each.has_declared for each in self._working)
+        if not nodes or is_early:
+            return None
+        return self.brokers.connect(self.brokers.random.choice(nodes), client, client.VERSION)
 
     # The course of a run
 
@@ -158,13 +186,19 @@ class ClientWorkload(Submitters):
 
     def judge(self) -> None:
         """Check, after the drain, that the clients' history breaks no promise."""
-        found = sorted(violations(self.history.rows))
+        found = sorted(violations(self.history.rows, self._queues.judged))
         if found:
             self.checks.fail(f"{len(found)} violations, the first are {found[:5]}")
 
     def left(self) -> int:
         """Return the number of messages in the queues, at the node with the most."""
         return max((self._messages(node) for node in self.brokers.nodes.values()), default=0)
+
+    def _ready(self, queue: str) -> int:
+        """Return how many messages of a queue are ready, at the node with the fewest."""
+        machines = [cast("QueueMachine", node.machine.inner) for node in self.brokers.nodes.values()]
+        counts = [each.ready for machine in machines for each in machine.queues() if each.name == queue]
+        return min(counts, default=0)
 
     def _messages(self, node: SimulatedNode) -> int:
         machine = cast("QueueMachine", node.machine.inner)

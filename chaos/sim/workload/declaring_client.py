@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
 
-from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
+from chaos.sim.workload.amqp_client import AmqpClient
 
 if TYPE_CHECKING:
     from chaos.sim.workload.amqp_client import ClientChannel, Content
+    from chaos.sim.workload.simulated_client import ConnectionHooks
     from chaos.sim.world.world import SimulatedWorld
 
 Basic, Channel, Queue = commands.Basic, commands.Channel, commands.Queue

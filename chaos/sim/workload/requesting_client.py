@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
 
-from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
+from chaos.sim.workload.amqp_client import AmqpClient
 from chaos.sim.world.brokers import GUEST, Login
 
 if TYPE_CHECKING:
     from chaos.sim.workload.amqp_client import ClientChannel, Content
+    from chaos.sim.workload.simulated_client import ConnectionHooks
     from chaos.sim.world.world import SimulatedWorld
 
 Basic, Channel, Confirm, Queue, Tx = (

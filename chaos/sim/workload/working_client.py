@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pamqp import commands
 
-from chaos.sim.workload.amqp_client import AmqpClient, ConnectionHooks
+from chaos.sim.workload.amqp_client import AmqpClient
+from chaos.sim.workload.published import ident_in
+from chaos.sim.workload.shared_queues import QUEUES, SINGLE_ACTIVE, SMALL, TO_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
-    from chaos.history import Call, Fields, Process
+    from chaos.history import Call, Death, Fields, Process
     from chaos.sim.workload.amqp_client import ClientChannel, Content
+    from chaos.sim.workload.published import Published
+    from chaos.sim.workload.shared_queues import SharedQueues
+    from chaos.sim.workload.simulated_client import ConnectionHooks
     from chaos.sim.world.world import SimulatedWorld
 
 Basic, Channel, Confirm, Connection, Exchange, Queue, Tx = (
@@ -34,12 +39,6 @@ Basic, Channel, Confirm, Connection, Exchange, Queue, Tx = (
     commands.Tx,
 )
 
-SMALL = "c3"
-"""This queue refuses messages when it is full."""
-QUEUES = ("c1", "c2", SMALL)
-ROOM = 12
-"""Maximum length of the small queue, in messages."""
-TO_ALL = "to-all"
 NOWHERE = "nowhere"
 """A routing key that leads to no queue."""
 PUBLISHING, TRANSACTING, CONSUMING = 1, 2, (3, 4)
@@ -73,10 +72,17 @@ class WorkingClient(AmqpClient):
         world: SimulatedWorld,
         process: Process,
         confirmed: Callable[[str], None],
+        published: Published,
         hooks: ConnectionHooks,
         interval_s: float,
+        queues: SharedQueues = QUEUES,
     ) -> None:
         """`confirmed` is called for each confirmed message."""
+        self._published = published
+        self._queues = queues
+        self._names = queues.names
+        self.has_declared = False
+        """Whether the exchange and all queues exist."""
         self._gets_random: Random = world.random(f"gets of {name}")
         self._process = process
         self._check_confirmed = confirmed
@@ -125,11 +131,11 @@ class WorkingClient(AmqpClient):
         if choice < 0.40:
             self._publish_some()
         elif choice < 0.62:
-            self._consume(random.choice(CONSUMING), random.choice(QUEUES), random.choice((1, 3, 20)))
+            self._consume(random.choice(CONSUMING), random.choice(self._names), random.choice((1, 3, 20)))
         elif choice < 0.66:
             self._cancel()
         elif choice < 0.74:
-            self._get(random.choice(QUEUES))
+            self._get(random.choice([name for name in self._names if name != SINGLE_ACTIVE]))
         elif choice < 0.86:
             self._transact()
         elif choice < 0.90:
@@ -161,6 +167,7 @@ class WorkingClient(AmqpClient):
         calls = [self._process.invoke("publish", **(about | {"queue": queue})) for queue in queues]
         size = LARGE_BYTES if self._random.random() < 0.02 else 0
         body = f"{ident} ".encode().ljust(size, b".")
+        self._published.add(ident, body)
         method = Basic.Publish(exchange=exchange, routing_key=key, mandatory=not queues)
         self._send_message(number, method, body)
         return Unconfirmed(ident, calls)
@@ -169,10 +176,10 @@ class WorkingClient(AmqpClient):
         """Return a random exchange, a routing key, and the queues that they lead to."""
         choice = self._random.random()
         if choice < 0.1:
-            return TO_ALL, "", QUEUES
+            return TO_ALL, "", self._names
         if choice < 0.2:
             return "", NOWHERE, ()
-        queue = self._random.choice(QUEUES)
+        queue = self._random.choice(self._names)
         return "", queue, (queue,)
 
     def _publish_some(self) -> None:
@@ -234,7 +241,7 @@ class WorkingClient(AmqpClient):
         tx = f"{self.name}/{next(self._transactions)}"
         idents: list[str] = []
         for _ in range(self._random.randint(0, 4)):
-            queue = self._random.choice([queue for queue in QUEUES if queue != SMALL])
+            queue = self._random.choice([queue for queue in self._names if queue != SMALL])
             idents.append(self._publish(TRANSACTING, "", queue, (queue,), tx).ident)
         for tag in list(channel.unacked):
             if self._draining or self._random.random() < 0.6:
@@ -290,13 +297,9 @@ class WorkingClient(AmqpClient):
             Exchange.Declare(exchange=TO_ALL, exchange_type="fanout", durable=True),
             Exchange.DeclareOk,
         )
-        for queue in QUEUES:
-            arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
-            if queue == SMALL:
-                arguments |= {"x-max-length": ROOM, "x-overflow": "reject-publish"}
-            self._call(
-                PUBLISHING, Queue.Declare(queue=queue, durable=True, arguments=arguments), Queue.DeclareOk
-            )
+        for queue, arguments in self._queues.arguments.items():
+            declare = Queue.Declare(queue=queue, durable=True, arguments=dict(arguments))
+            self._call(PUBLISHING, declare, Queue.DeclareOk)
             self._call(PUBLISHING, Queue.Bind(queue=queue, exchange=TO_ALL, routing_key=""), Queue.BindOk)
         self._call(TRANSACTING, Tx.Select(), Tx.SelectOk)
         self._call(PUBLISHING, Confirm.Select(), Confirm.SelectOk, lambda _: self._ready())
@@ -310,6 +313,7 @@ class WorkingClient(AmqpClient):
 
     def _ready(self) -> None:
         super()._ready()
+        self.has_declared = True
         if self._draining:
             self._drain_all()
 
@@ -317,14 +321,15 @@ class WorkingClient(AmqpClient):
         channel = self._channels[CONSUMING[0]]
         if not channel.is_open:
             return
-        for queue in QUEUES:
+        for queue in self._names:
             self._begin_to_consume(channel, queue, prefetch=200)
 
     # Messages
 
     def _arrived(self, channel: ClientChannel, content: Content) -> None:
-        frame, queue, _, _ = content
-        ident = content.ident
+        frame, queue, properties, body = content
+        ident = ident_in(body)
+        self._published.check(ident, body)
         if isinstance(frame, Basic.Return):
             self._returned.add(ident)
             return
@@ -332,8 +337,16 @@ class WorkingClient(AmqpClient):
         if isinstance(frame, Basic.Deliver):
             consumer = frame.consumer_tag or ""
             queue = consumer.split(" ", 1)[0]
+        deaths = _deaths(properties)
+        if deaths is None:
+            self._published.check_new(queue, ident, self._connected_s)
         arrived = self._on(
-            channel.number, queue=queue, id=ident, consumer=consumer, redelivered=frame.redelivered
+            channel.number,
+            queue=queue,
+            id=ident,
+            consumer=consumer,
+            redelivered=frame.redelivered,
+            deaths=deaths,
         )
         self._process.event("deliver", **arrived)
         tag = frame.delivery_tag or 0
@@ -394,6 +407,14 @@ class WorkingClient(AmqpClient):
             self._fail(f"is confirmed {published.ident}, which no queue got, before it is returned")
         for call in published.calls:
             call.ok()
+
+
+def _deaths(properties: commands.Basic.Properties) -> list[Death] | None:
+    """Return the deaths of a message in its queues."""
+    deaths: Any = (properties.headers or {}).get("x-death")
+    if not deaths:
+        return None
+    return [{"queue": death["queue"], "reason": death["reason"], "count": death["count"]} for death in deaths]
 
 
 def _without(channel: ClientChannel, tag: str, _: Any) -> None:

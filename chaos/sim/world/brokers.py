@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from chaos.sim.world.client_socket import ClientSocket
 from chaos.sim.world.cluster import NodeEvents
@@ -18,23 +18,29 @@ from chaos.sim.world.tagged_log import TaggedLog
 from cluster.net.connection_slots import ConnectionSlots, SlotLimits
 from cluster.state.apply import Confirmed, Evicted
 from qq.amqp.connection import Settings
+from qq.amqp10.connection import LIMITS, Settings10
+from qq.amqp10_server.connection import Amqp10Connection
+from qq.amqp10_server.server import Amqp10Server
+from qq.amqp_server.connection import AmqpConnection
 from qq.amqp_server.server import AmqpServer
 from qq.client_sockets.partial_messages import PartialMessages
-from qq.client_sockets.shared import ClientSockets, connection_log
+from qq.client_sockets.shared import Arrival, ClientSockets, connection_log
 from qq.client_sockets.turns import ProcessorTurns
 from qq.machine.protocol.commands import DEFAULT_VHOST, PutUser, PutVhost, SetPermissions
 from qq.sessions.broker import Broker, QueueReplica
 from qq.sessions.login import hash_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from chaos.sim.world.client_socket import ClientSide
     from chaos.sim.world.cluster import SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
+    from qq.client_sockets.client_connection import ClientConnection
     from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
 
+AmqpVersion: TypeAlias = Literal["0-9-1", "1.0"]
 USER, PASSWORD = "guest", "guest"
 SALT = b"salt"
 LARGE_BYTES = (64, 512, 2**21)
@@ -42,6 +48,10 @@ LARGE_BYTES = (64, 512, 2**21)
 CLOCK_STEP_S = 0.0004
 """Seconds by which a node's processor time advances with each look at it. So a turn ends after a few steps of work, and
 some connections must wait for their turn."""
+HEARTBEAT_S = 60
+"""Seconds of silence after which a client of AMQP 1.0 counts as dead."""
+CREDITS, WINDOWS = (3, 20, 1024), (5, 2048)
+"""Credit of links to nodes, and transfers of a session's window; drawn for each run."""
 FIRST_USER_S = 0.1
 """Seconds between a leader's attempts to create the first users."""
 
@@ -59,11 +69,13 @@ GUEST = Login(DEFAULT_VHOST, USER, PASSWORD)
 
 @dataclass(slots=True)
 class NodeShell:
-    """The broker and AMQP server of a single process start of a node."""
+    """The broker and AMQP servers of a single process start of a node."""
 
     incarnation: int
     broker: Broker
-    server: AmqpServer
+    sockets: ClientSockets
+    makes: Mapping[AmqpVersion, Callable[[Arrival], ClientConnection[Any]]]
+    """Makes the connection of a client, by its version of AMQP."""
     effects: list[Any] = field(default_factory=list)
     """Effects of the entry that is being applied."""
     is_serving: bool = False
@@ -85,6 +97,10 @@ class Brokers(NodeEvents):
         """All nodes that have ever started and may start again."""
         self.random = world.random("sockets")
         self._large_bytes = world.random("fragments").choice(LARGE_BYTES)
+        limits10 = world.random("limits of AMQP 1.0")
+        receiving = LIMITS.receiving._replace(link_credit=limits10.choice(CREDITS))
+        session = LIMITS._replace(incoming_window=limits10.choice(WINDOWS), receiving=receiving)
+        self._settings10 = Settings10(session=session)
         self._world = world
         self._submit = submit
         self._limits = limits
@@ -94,13 +110,15 @@ class Brokers(NodeEvents):
 
     # Connections
 
-    def connect(self, node: SimulatedNode, client: ClientSide) -> ClientSocket | None:
+    def connect(
+        self, node: SimulatedNode, client: ClientSide, version: AmqpVersion = "0-9-1"
+    ) -> ClientSocket | None:
         """Connect a client to a listening node; return None if the node has no free slot."""
-        server = self._shells[node.name].server
-        slot = server.sockets.slots.take("10.0.0.1")
+        shell = self._shells[node.name]
+        slot = shell.sockets.slots.take("10.0.0.1")
         if slot is None:
             return None
-        return ClientSocket(self._world, self.random, node, server, slot, client)
+        return ClientSocket(self._world, self.random, node, shell.makes[version], slot, client)
 
     def listening(self) -> list[SimulatedNode]:
         """Return the nodes that clients can connect to now."""
@@ -150,7 +168,20 @@ class Brokers(NodeEvents):
         )
         sockets = ClientSockets(slots, connection_log(), partial_messages, turns, self._limits)
         server = AmqpServer(broker, Settings(), sockets)
-        self._shells[node.name] = NodeShell(node.incarnation, broker, server)
+        server10 = Amqp10Server(
+            broker,
+            self._settings10,
+            sockets,
+            heartbeat_s=HEARTBEAT_S,
+            anonymous_user="",
+            permits_v1=False,
+            members=lambda: list(self.nodes),
+        )
+        makes: dict[AmqpVersion, Callable[[Arrival], ClientConnection[Any]]] = {
+            "0-9-1": partial(AmqpConnection, server),
+            "1.0": partial(Amqp10Connection, server10),
+        }
+        self._shells[node.name] = NodeShell(node.incarnation, broker, sockets, makes)
         if self._logins:
             self._make_users(node, node.incarnation)
 

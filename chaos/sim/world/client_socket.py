@@ -1,4 +1,4 @@
-"""A client's TCP connection to a simulated node, below the production connection (`qq.amqp_server.connection`).
+"""A client's TCP connection to a simulated node, below the production connection (`qq.client_sockets`).
 
 Invariant: each side reads bytes in the order in which the other side wrote them. If the connection was closed, the end
 of the stream comes after all bytes. If it was reset, the end may come before the last of them. A paused or ended
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from qq.amqp_server.connection import AmqpConnection
 from qq.client_sockets.shared import Arrival, Peer
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from chaos.sim.world.cluster import SimulatedNode
     from chaos.sim.world.world import SimulatedWorld
     from cluster.net.connection_slots import Slot
-    from qq.amqp_server.server import AmqpServer
+    from qq.client_sockets.client_connection import ClientConnection
 
 DELAY_MAX_S = 0.02
 NOTICED_AFTER_S = 0.3
@@ -50,10 +49,11 @@ class ClientSocket:
         world: SimulatedWorld,
         random: Random,
         node: SimulatedNode,
-        server: AmqpServer,
+        make: Callable[[Arrival], ClientConnection[Any]],
         slot: Slot,
         client: ClientSide,
     ) -> None:
+        """Accept the connection; `make` makes the node's side of it."""
         self._world = world
         self._random = random
         self._node = node
@@ -80,7 +80,7 @@ class ClientSocket:
         self._over = False
         """Whether the connection is over for the client."""
         self._to_node_s = self._to_client_s = world.now_s
-        self._connection = AmqpConnection(server, Arrival(Peer("10.0.0.1", 1024), slot))
+        self._connection = make(Arrival(Peer("10.0.0.1", 1024), slot))
         self._enter(partial(self._connection.connection_made, self))
         self._check_node()
 

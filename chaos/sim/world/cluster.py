@@ -67,6 +67,8 @@ class SimulationOptions:
     """Whether AMQP clients use the queues; otherwise the workload submits commands directly."""
     requesters: int = 0
     """AMQP clients that request and reply by direct reply-to, beside the others."""
+    linking_clients: int = 0
+    """Clients of AMQP 1.0 among the clients."""
     leases: bool = False
     """Whether readers certainly lease messages of the queues; otherwise the seed decides."""
     links: bool = False

@@ -18,7 +18,7 @@ from chaos.promises import PROMISES
 from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.run import Simulation
 from chaos.sim.workload.client_workload import ClientWorkload, LoggedMessages
-from chaos.sim.workload.working_client import QUEUES
+from chaos.sim.workload.shared_queues import QUEUES
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
@@ -124,7 +124,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
     for number in range(STORIES):
         add_random_story(Story(history, f"story-{number}"), Random(number))
     history.rows += with_ends(seen_by_simulated_clients())
-    history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
+    history.queues |= {
+        name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES.names
+    }
     directory = tmp_path_factory.mktemp("judged")
     history.write(directory)
     with pytest.MonkeyPatch.context() as patch:
@@ -179,5 +181,5 @@ def test_damaged_histories_are_found_in_a_single_job(tmp_path: Path) -> None:
 
 
 def test_simulated_history_breaks_only_the_planted_promise(found: tuple[Found, Found]) -> None:
-    broken = {violation.promise for violation in found[1].violations if violation.queue in QUEUES}
+    broken = {violation.promise for violation in found[1].violations if violation.queue in QUEUES.names}
     assert broken - set(UNKNOWN_SESSIONS) == {"lost"}

@@ -14,7 +14,7 @@ from chaos.sim.checks.checks import ViolationError
 from chaos.sim.run import Outcome, Simulation
 from chaos.sim.workload import client_workload
 from chaos.sim.workload.client_workload import ClientWorkload
-from chaos.sim.workload.working_client import NOWHERE, QUEUES, WorkingClient
+from chaos.sim.workload.working_client import NOWHERE, WorkingClient
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import AmqpConnection
 from qq.machine.protocol.effects import Deliver, Known, Reply
@@ -55,7 +55,7 @@ def submit_just_before_nodes_are_cut_off(simulation: Simulation) -> None:
         workload.submit_once()
         for client in workload._amqp_clients:
             if isinstance(client, WorkingClient):
-                client._get(QUEUES[0])
+                client._get("c1")
 
     assert isinstance(simulation.workload, ClientWorkload)
     for cut_s, before_s in product(CUTS_S, (0.003, 0.009, 0.018, 0.027)):
