@@ -130,6 +130,18 @@ def test_sessions_list_links_of_the_management_node(client: SocketClient, node: 
     assert shown == ["/management", "", 3, "unlimited"]
 
 
+def test_sessions_are_shown_to_their_user_and_to_monitors(client: SocketClient, node: ClusterNode) -> None:
+    for name, tags in (("tenant", "management"), ("monitor", "monitoring")):
+        api(node, f"users/{name}", "PUT", {"password": name, "tags": tags})
+    [name] = [each["name"] for each in api(node, "connections") if each.get("container_id") == "client"]
+    path = f"connections/{quote(name, safe='')}/sessions"
+    assert [each["channel_number"] for each in api(node, path, user="monitor")] == [0]
+    with pytest.raises(HTTPError) as refused:
+        api(node, path, user="tenant")
+    refused.value.close()
+    assert refused.value.code == 401
+
+
 def test_sessions_of_amqp_091_are_a_bad_request(node: ClusterNode, channel: Any) -> None:
     [name] = {each["name"] for each in api(node, "connections") if each["protocol"] == "AMQP 0-9-1"}
     with pytest.raises(HTTPError) as refused:
