@@ -552,14 +552,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """The properties of the client's open, with its container id as the name of the connection."""
+        """The properties of the client's open."""
         opened = self._engine.client_open
-        if opened is None:
-            return {}
-        return {
-            **{str(key): value for key, value in (opened.properties or {}).items()},
-            "connection_name": opened.container_id,
-        }
+        properties = None if opened is None else opened.properties
+        return {str(key): value for key, value in (properties or {}).items()}
+
+    @property
+    def _client_name(self) -> object:
+        return super()._client_name or self._container_id
 
 
 def served10(server: Amqp10Server) -> ServedProtocol:
