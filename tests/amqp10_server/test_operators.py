@@ -40,6 +40,15 @@ def test_operators_see_connections_and_links(client: SocketClient, node: Cluster
     assert shown == {"sender": ("sender 0", NodeLimits().link_credit), "receiver": ("receiver 1", 7)}
 
 
+def test_client_may_name_its_connection(node: ClusterNode) -> None:
+    for properties, name in (({Symbol("connection_name"): "mine"}, "mine"), ({}, None)):
+        with SocketClient(node.amqp_port) as client:
+            client.open(properties=properties)
+            names = [each.get("user_provided_name") for each in api(node, "connections")]
+            client.close()
+        assert name in names
+
+
 def test_sessions_list_links_with_address_and_credit(
     client: SocketClient, node: ClusterNode, channel: Any, queue: str
 ) -> None:
