@@ -20,7 +20,7 @@ from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
-from chaos.workloads.world import PROTOCOLS, Protocol
+from chaos.workloads.world import MIXED, PROTOCOLS, protocols_of
 from qq.cli.client.credentials import client_login
 from qq.errors import OperatingError
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NONE = "none"
-MIXED = "mixed"
 BAD_OPTION = 2
 PASSWORD = "--password"  # noqa: S105 -- the name of the option
 HIDDEN = "..."
@@ -136,7 +135,7 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         seconds=parse_duration(arguments.duration),
         nemesis=_faults(arguments),
         workloads=tuple(arguments.workloads.split(",")),
-        protocols=_protocols(arguments.protocol),
+        protocols=protocols_of(arguments.protocol),
         seed=seed,
         rate=arguments.rate,
         out=arguments.out,
@@ -146,10 +145,6 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         password=login.password,
         command=command,
     )
-
-
-def _protocols(name: str) -> tuple[Protocol, ...]:
-    return tuple(protocol for protocol in PROTOCOLS if name in (protocol, MIXED))
 
 
 def _faults(arguments: argparse.Namespace) -> tuple[str, ...]:

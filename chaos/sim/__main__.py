@@ -19,7 +19,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.run import Outcome, draw_amqp10, draw_birth, draw_leases, draw_links, draw_options, run_seed
+from chaos.workloads.world import MIXED, PROTOCOLS, Protocol, protocols_of
 
 REPORT_EVERY = 500
 CHUNK_SEEDS = 4
@@ -67,7 +68,8 @@ def main() -> int:
         # The nodes' log lines about faults are useful in a replay only.
         logging.disable(logging.CRITICAL)
     if arguments.out is not None:
-        return _record(arguments.seed or 0, arguments.nodes, arguments.out)
+        protocols = protocols_of(arguments.protocol)
+        return _record(arguments.seed or 0, arguments.nodes, protocols, arguments.out)
     runs = Runs(arguments.nodes, arguments.kind)
     if arguments.seed is not None:
         return _replay(arguments.seed, runs)
@@ -88,6 +90,9 @@ def _arguments() -> argparse.Namespace:
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--out", type=Path, help="record the workloads of live runs, into this directory")
+    parser.add_argument(
+        "--protocol", choices=(*PROTOCOLS, MIXED), default=MIXED, help="with --out: AMQP of the clients"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the nodes log")
     return parser.parse_args()
 
@@ -99,11 +104,12 @@ def _replay(seed: int, runs: Runs) -> int:
     return 1 if outcome.violation else 0
 
 
-def _record(seed: int, nodes: int, directory: Path) -> int:
+def _record(seed: int, nodes: int, protocols: Sequence[Protocol], directory: Path) -> int:
     if (directory / "history").exists():
         print(f"{directory} has a run already", file=sys.stderr)
         return 2
-    problems = record(seed, directory, replace(OPTIONS, nodes=nodes or OPTIONS.nodes))
+    options = replace(OPTIONS, nodes=nodes or OPTIONS.nodes)
+    problems = record(seed, directory, options, protocols=protocols)
     for problem in problems:
         print(f"PROBLEM: {problem}")
     print(f"judge it: python -m chaos check {directory}")

@@ -22,9 +22,10 @@ from chaos.sim.world.brokers import PASSWORD, USER, Brokers
 from chaos.sim.world.cluster import Parts, SimulationOptions
 from chaos.sim.world.lease_requests import SimulatedLeases
 from chaos.sim.world.loop import SimulatedLoop
-from chaos.sim.world.transport import SimulatedConnection
+from chaos.sim.world.transport import SimulatedConnection, dial
 from chaos.sim.world.world import WorldClock
 from chaos.workloads import catalog
+from chaos.workloads.amqp10_transport import Amqp10Transport
 from chaos.workloads.moved import Moved
 from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint
@@ -34,6 +35,8 @@ from qq.config import NodeLimits
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from chaos.workloads.world import Protocol
 
 PORT = 5672
 RATE = 60.0
@@ -78,6 +81,7 @@ def record(
     options: SimulationOptions = OPTIONS,
     parts: Parts = Parts(),  # noqa: B008 - immutable
     workloads: Sequence[str] = (catalog.ALL,),
+    protocols: Sequence[Protocol] = ("0-9-1",),
 ) -> Sequence[str]:
     """Run a seed, write its history and `meta.json` into `directory`, and return the problems of the run."""
     scene = Scene(seed, options, parts)
@@ -87,13 +91,17 @@ def record(
     transport = PikaTransport(USER, PASSWORD, partial(SimulatedConnection, brokers))
     # Moves have an oracle of their own in the simulation (queue_workload.py, move_checks.py).
     clients_only = [work for work in catalog.chosen(workloads) if work.name != Moved.name]
-    plan = Plan(clients_only, seed, RATE, PEACE_S, QUIET_S)
+    plan = Plan(clients_only, seed, RATE, PEACE_S, QUIET_S, protocols)
     endpoints = [Endpoint(name, name, PORT) for name in scene.cluster.names]
     with Recorder(directory / "history" / "simulation.jsonl", WorldClock(scene.world)) as recorder:
         course = Course(
             plan,
             endpoints,
-            {"aio-pika": transport, "pika": transport},
+            {
+                "aio-pika": transport,
+                "pika": transport,
+                "proton": Amqp10Transport(USER, PASSWORD, partial(dial, brokers)),
+            },
             recorder,
             partial(SimulatedLeases, scene.world, brokers),
         )

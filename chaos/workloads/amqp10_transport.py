@@ -49,7 +49,7 @@ NO_TRANSACTIONS = "clients of AMQP 1.0 have no transactions"
 class ClientSide(Protocol):
     """The client's side of a stream."""
 
-    def received(self, octets: bytes) -> None: ...
+    def received(self, data: bytes) -> None: ...
 
     def lost(self) -> None: ...
 
@@ -152,9 +152,9 @@ class Amqp10Connection:
 
     # Called by the stream
 
-    def received(self, octets: bytes) -> None:
+    def received(self, data: bytes) -> None:
         if not self._is_over:
-            self._engine.receive(octets)
+            self._engine.receive(data)
             self.flush()
 
     def lost(self) -> None:

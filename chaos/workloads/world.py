@@ -32,6 +32,7 @@ Library = Literal["aio-pika", "pika", "proton"]
 Protocol = Literal["0-9-1", "1.0"]
 """A version of AMQP."""
 PROTOCOLS: Sequence[Protocol] = get_args(Protocol)
+MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,11 @@ class Workload(ABC):
 
     @abstractmethod
     def clients(self, world: World) -> Clients: ...
+
+
+def protocols_of(name: str) -> tuple[Protocol, ...]:
+    """Return the protocols of a run with this option: a version of AMQP, or `MIXED`."""
+    return tuple(protocol for protocol in PROTOCOLS if name in (protocol, MIXED))
 
 
 class Rotation:

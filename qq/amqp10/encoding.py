@@ -55,6 +55,8 @@ _TAG_HEAD = b"\xa0\x04"
 _TAILS = {True: b"\x43\x41", False: b"\x43\x42"}
 """Message format 0, and whether the delivery is settled."""
 _TAG = Struct(">I")
+_IDS = Struct(">II2sI")
+"""Size, delivery id, constructor of the tag, tag."""
 _OUTCOME = Struct(">IBBH8sIBI5s")
 _OUTCOME_LIST = b"\x00\x53\x15\xc0\x11\x05\x41\x70"
 """Descriptor and list, role of the receiver, constructor of the first id."""
@@ -136,27 +138,32 @@ def deliveries(
         _DOFF, StreamStage.AMQP, link.channel, _TRANSFER_LIST, _UINT_CODE, link.handle, _UINT_CODE
     )
     tail = _TAILS[link.is_settled] + head
-    layout = _transfer_layout(len(begin), len(tail))
-    sizes = list(map(layout.size.__add__, map(len, bodies)))
-    count = len(sizes)
+    sizes = list(map(len, bodies))
+    largest, count, overhead = max(sizes), len(sizes), _IDS.size + len(begin) + len(tail)
     ids: Sequence[int] = range(first_id, first_id + count)
     if ids[-1] > ID_MASK:
         ids = [delivery_id & ID_MASK for delivery_id in ids]
-    if max(sizes) >= link.frame_max:  # the transfer of a part may take an octet more
+    if overhead + largest >= link.frame_max:  # the transfer of a part may take an octet more
         for delivery_id, body in zip(ids, bodies, strict=True):
             delivery_in_parts(link, delivery_id, head + body, out)
         return
     # `map` and interleaved slices take less than half the time of a loop.
     frames = [b""] * (2 * count)
-    frames[::2] = map(layout.pack, sizes, repeat(begin), ids, repeat(_TAG_HEAD), ids, repeat(tail))
+    around = ids, repeat(_TAG_HEAD), ids, repeat(tail)
+    if sizes.count(largest) == count:
+        begin = (overhead + largest).to_bytes(4, "big") + begin
+        frames[::2] = map(_transfer_layout("", len(begin), len(tail)).pack, repeat(begin), *around)
+    else:
+        layout = _transfer_layout("I", len(begin), len(tail))
+        frames[::2] = map(layout.pack, map(overhead.__add__, sizes), repeat(begin), *around)
     frames[1::2] = bodies
     out += frames
 
 
 @lru_cache(LAYOUTS_MAX)
-def _transfer_layout(begin: int, tail: int) -> Struct:
-    """Return the layout of a transfer up to the body. Its parts around id and tag have these sizes."""
-    return Struct(f">I{begin}sI2sI{tail}s")
+def _transfer_layout(size: str, begin: int, tail: int) -> Struct:
+    """Return the layout of a transfer up to the body: the size, if it differs, and parts around id and tag."""
+    return Struct(f">{size}{begin}sI2sI{tail}s")
 
 
 def delivery_in_parts(link: Outgoing10, delivery_id: int, message: bytes, out: list[bytes]) -> None:

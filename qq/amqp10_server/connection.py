@@ -28,7 +28,13 @@ from qq.amqp10.performatives import Coordinator, ReceiverSettleMode, SenderSettl
 from qq.amqp10.receiving_link import Deliveries, ReceivingLink
 from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
 from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, SessionPhase, WindowOpened
-from qq.amqp10_server.attaching import accepted_source, check_new, consumer_arguments, queue_of_source
+from qq.amqp10_server.attaching import (
+    accepted_source,
+    check_new,
+    consumer_arguments,
+    essential,
+    queue_of_source,
+)
 from qq.amqp10_server.command_session import ConnectionCommands
 from qq.amqp10_server.consuming_link import ConsumingLink
 from qq.amqp10_server.delivering_link import DeliveringLink
@@ -271,7 +277,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                     if (found := self._links.get(link)) and not isinstance(found, PublishingLink):
                         found.pump()
             case LinkRequested(link, session):
-                self._attach(link, session)
+                self._attach_new(link, session)
             case DetachRequested(link):
                 self._detach_when_done(link)
             case LinkFault(link, error):
@@ -306,12 +312,20 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     # Links
 
+    def _attach_new(self, link: ReceivingLink | SendingLink, session: Session10) -> None:
+        try:
+            check_new(link.attach)
+        except ConditionFault as fault:
+            self.detach(link, fault.reply)
+        else:
+            link.attach = essential(link.attach)
+            self._attach(link, session)
+
     def _attach(
         self, link: ReceivingLink | SendingLink, session: Session10, prepared: TargetAddress | None = None
     ) -> None:
         """Attach a link. `prepared` is the address that stands for one of version 1, after its queue is declared."""
         try:
-            check_new(link.attach)
             if is_management(link.attach):
                 self._attach_management(link, session)
             elif isinstance(link, SendingLink) and wants_replies(link.attach):
@@ -538,14 +552,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """The properties of the client's open, with its container id as the name of the connection."""
+        """The properties of the client's open."""
         opened = self._engine.client_open
-        if opened is None:
-            return {}
-        return {
-            **{str(key): value for key, value in (opened.properties or {}).items()},
-            "connection_name": opened.container_id,
-        }
+        properties = None if opened is None else opened.properties
+        return {str(key): value for key, value in (properties or {}).items()}
+
+    @property
+    def _client_name(self) -> object:
+        return super()._client_name or self._container_id
 
 
 def served10(server: Amqp10Server) -> ServedProtocol:

@@ -72,6 +72,27 @@ def queue_body(queue: Queue, replicas: QueueReplicas) -> Value:
         "arguments": _arguments(queue.arguments),
         "replicas": Array(_STRING32, list(replicas.members)),
     }
+    return _with_leader(body, replicas)
+
+
+def reply_queue_body(name: str, vhost: str, replicas: QueueReplicas) -> Value:
+    """Return the description of the queue that a name of direct replies stands for, as RabbitMQ 4.2 answers it."""
+    body: dict[Value, Value] = {
+        "message_count": ULong(0),
+        "consumer_count": UInt(1),
+        "name": readable(name),
+        "vhost": readable(vhost),
+        "durable": False,
+        "auto_delete": True,
+        "exclusive": False,
+        "type": "rabbit_volatile_queue",
+        "arguments": {},
+        "replicas": Array(_STRING32, list(replicas.members)),
+    }
+    return _with_leader(body, replicas)
+
+
+def _with_leader(body: dict[Value, Value], replicas: QueueReplicas) -> Value:
     if replicas.leader is not None:
         body["leader"] = replicas.leader
     return body

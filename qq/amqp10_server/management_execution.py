@@ -18,6 +18,7 @@ from qq.amqp10_server.management_answers import (
     bindings_body,
     count_body,
     queue_body,
+    reply_queue_body,
 )
 from qq.amqp10_server.management_requests import (
     BindingCreation,
@@ -97,7 +98,7 @@ class RequestExecution(NamedTuple):
         """Carry out a request. Raises ManagementRefused, or AccessRefused if the user lacks a right."""
         match request:
             case QueueQuery(name):
-                self.answer(ManagementAnswer(200, self._described(self._queue(name))))
+                self.answer(ManagementAnswer(200, self._found(name)))
             case QueueDeclaration():
                 self._put_queue(request)
             case QueueDeletion(name):
@@ -192,8 +193,18 @@ class RequestExecution(NamedTuple):
             raise ManagementRefused(404, f"{the_queue(name, self.carrier.vhost)} not found")
         return queue
 
+    def _found(self, name: str) -> Value:
+        """Return the description of a queue, or of a name of direct replies while its client waits for them."""
+        if name in self._vhost.requesters:
+            return reply_queue_body(name, self.carrier.vhost, self._replicas)
+        return self._described(self._queue(name))
+
     def _described(self, queue: Queue) -> Value:
-        return queue_body(queue, QueueReplicas(self.carrier.broker.leader, self.carrier.members))
+        return queue_body(queue, self._replicas)
+
+    @property
+    def _replicas(self) -> QueueReplicas:
+        return QueueReplicas(self.carrier.broker.leader, self.carrier.members)
 
     # Exchanges
 

@@ -164,9 +164,14 @@ class ClientProtocol(FlowControlledProtocol, ABC, Generic[EngineT]):
         """The number of the client's sessions."""
 
     @property
+    def _client_name(self) -> object:
+        """The client's name for the connection, in log lines."""
+        return self.client_properties.get("connection_name")
+
+    @property
     def _described(self) -> str:
         """The connection in a log line: its number, the client's address with port, and the client's name for it."""
-        name = self.client_properties.get("connection_name")
+        name = self._client_name
         suffix = f" {shown_name(name)}" if isinstance(name, str) and name else ""
         return f"connection {self.id} ({self.peer_host}:{self.peer_port}{suffix})"
 

@@ -91,7 +91,7 @@ def test_outcome_is_shortened_when_its_error_is_long(
 ) -> None:
     link = client.attach_receiver()
     client.flow(handle=0, delivery_count=0, link_credit=2)
-    link.deliver(0, [b"", b""], [b"1", b"2"])
+    link.deliver(0, b"", [b"1", b"2"])
     client.server.out.clear()
     client.send(DispositionFrame(True, 0, state=RejectedState(error)))
     [answer] = read(client)

@@ -40,6 +40,15 @@ def test_operators_see_connections_and_links(client: SocketClient, node: Cluster
     assert shown == {"sender": ("sender 0", NodeLimits().link_credit), "receiver": ("receiver 1", 7)}
 
 
+def test_client_may_name_its_connection(node: ClusterNode) -> None:
+    for properties, name in (({Symbol("connection_name"): "mine"}, "mine"), ({}, None)):
+        with SocketClient(node.amqp_port) as client:
+            client.open(properties=properties)
+            names = [each.get("user_provided_name") for each in api(node, "connections")]
+            client.close()
+        assert name in names
+
+
 def test_sessions_list_links_with_address_and_credit(
     client: SocketClient, node: ClusterNode, channel: Any, queue: str
 ) -> None:
@@ -119,6 +128,18 @@ def test_sessions_list_links_of_the_management_node(client: SocketClient, node: 
     assert (requests["target_address"], requests["credit"]) == ("/management", 8)
     shown = [answers[name] for name in ("source_address", "queue_name", "credit", "max_message_size")]
     assert shown == ["/management", "", 3, "unlimited"]
+
+
+def test_sessions_are_shown_to_their_user_and_to_monitors(client: SocketClient, node: ClusterNode) -> None:
+    for name, tags in (("tenant", "management"), ("monitor", "monitoring")):
+        api(node, f"users/{name}", "PUT", {"password": name, "tags": tags})
+    [name] = [each["name"] for each in api(node, "connections") if each.get("container_id") == "client"]
+    path = f"connections/{quote(name, safe='')}/sessions"
+    assert [each["channel_number"] for each in api(node, path, user="monitor")] == [0]
+    with pytest.raises(HTTPError) as refused:
+        api(node, path, user="tenant")
+    refused.value.close()
+    assert refused.value.code == 401
 
 
 def test_sessions_of_amqp_091_are_a_bad_request(node: ClusterNode, channel: Any) -> None:

@@ -21,6 +21,7 @@ from qq.amqp10.performatives import (
 )
 from qq.stored.publishing10 import properties_of
 from qq.testing import ClusterNode
+from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
 from tests.amqp10_server.socket_client import SocketClient, data
 
 CAPABILITIES = ("rabbitmq:volatile-queue",)
@@ -146,3 +147,15 @@ def test_drain_of_replies_ends_at_once(client: SocketClient) -> None:
     client.send(FlowFrame(0, 10_000, 0, 10_000, REPLIES, 0, 3, drain=True))
     flow = client.until(FlowFrame)
     assert (flow.link_credit, flow.delivery_count, flow.drain) == (0, 3, True)
+
+
+def test_address_of_replies_is_found_while_its_link_lives(broker: LoneBroker10) -> None:
+    # RabbitMQ's Java client asks so whether a requester still waits.
+    with ManagementClient(broker.amqp_port) as client:
+        client.manage()
+        address = address_of_replies(client)
+        found = client.request("GET", address)
+        assert (found.status, found.body["name"]) == ("200", source_queue(address))
+        assert (found.body["type"], found.body["consumer_count"]) == ("rabbit_volatile_queue", 1)
+        client.detach(REPLIES)
+        assert client.request("GET", address).status == "404"

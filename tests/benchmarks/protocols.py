@@ -28,8 +28,8 @@ QUEUE = ["-q", "protocols"]
 PUBLISH_10, CONSUME_10 = ["--pub-10"], ["--con-10"]
 UNIQUE = ["--message-ids"]
 SETTLED = {"publish": ["-w", "0"], "consume": ["--ack", "0", "--prefetch", "0"]}
-BACKLOG = 100_000
-"""Messages that are consumed, or published settled: a settled publish is over when the connection has closed."""
+BACKLOGS = {12: 100_000, 1024: 40_000}
+"""By size: messages that are consumed, or published settled. A settled publish ends when the connection has closed."""
 RIVAL_SHARE = 5
 """The rival gets that share of a backlog, because it is slower."""
 
@@ -67,9 +67,8 @@ class Failure(Exception):
 
 def rows(seconds: float) -> Iterator[Row]:
     timed = ["-t", str(seconds), "--warmup", str(WARM_UP_S)]
-    backlog = ["-n", str(BACKLOG)]
     for size, of_rival in ((12, 8.0), (1024, 5.0)):
-        of = ["-s", str(size)]
+        of, backlog = ["-s", str(size)], ["-n", str(BACKLOGS[size])]
         for at, place in enumerate(("leader", "follower")):
             for mode in ("publish", "consume", "both"):
                 name = f"{mode} {size} B, {place}"
@@ -91,7 +90,8 @@ def measure(row: Row, at: list[str], pids: list[int], over_10: Sequence[str], sh
     """Run a load on a fresh queue. Only the given share of a backlog is used."""
     options = list(row.options)
     if "-n" in options:
-        options[options.index("-n") + 1] = str(BACKLOG // share)
+        count = options.index("-n") + 1
+        options[count] = str(int(options[count]) // share)
     through = [at[row.at % len(at)]]
     watch = ["--watch", ",".join(map(str, pids))] if pids else []
     good(load(at[:1], *QUEUE, "delete"))

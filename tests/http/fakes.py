@@ -20,6 +20,7 @@ from cluster.configuration.configuration import (
     PeerAddress,
     Versions,
 )
+from cluster.group.entry_times import EntryTimes
 from cluster.log.entry import batches_of, make_batch, make_entry
 from cluster.log.segment import EntryNotFound
 from cluster.membership.health import Verdict
@@ -135,6 +136,7 @@ class _Group:
         self.unheard: list[Command] = []
         """Committed commands that this node has not applied yet; they are applied before the next submitted batch."""
         self._sequence = 0
+        self.entry_times = EntryTimes(1, 0)
         self.leader: str | None = "n1"
         self.engine = SimpleNamespace(is_leader=True, applied_index=1)
         self.queries = Queries(lambda _: False, lambda _peer, _message: None)
@@ -272,8 +274,12 @@ class _Group:
         entry = self.entries[index] = make_entry(0, [make_batch("n1", 1, sequence, payload)])
         [batch] = batches_of(entry)
         command_bytes = memoryview(entry)[batch.start : batch.end]
+        self.entry_times.record(index, self.time_ms())
         effects = self.machine.apply_batch("n1", index, 0, 0, command_bytes)
         self.broker.applied(index, [*effects, Confirmed(sequence), *self.machine.end_entry(0)])
+
+    def load_entry_times(self) -> None:
+        """There are no entries from before the state was loaded."""
 
     def time_ms(self) -> int:
         return 0
@@ -441,6 +447,7 @@ class MachineManagement(Management):
         index = max(self.entries, default=1) + 1000
         entry = self.entries[index] = make_entry(0, [make_batch("n2", 1, 1, payload)])
         [batch] = batches_of(entry)
+        self.group.entry_times.record(index, self.group.time_ms())
         self.machine.apply_batch("n2", index, 0, 0, memoryview(entry)[batch.start : batch.end])
         self.machine.end_entry(0)
 

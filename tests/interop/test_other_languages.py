@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import pika
 import pytest
 
+from qq import testing
 from qq.cli.local_files import AMQPS_PORT_OFFSET
+from qq.testing import LocalCluster
 from tests.interop.debian import debian_source
 from tests.interop.needed import fetched, installed, needs
 from tests.interop.sources import CARGO_ENVIRONMENT, go_source, java_clients, node_clients, python_clients
@@ -22,6 +24,7 @@ from tests.interop.upstream import (
     known_failures,
     moved,
     run_conversations,
+    run_ginkgo,
     run_go,
     run_mocha,
     run_phpunit,
@@ -31,7 +34,7 @@ from tests.interop.upstream import (
 )
 
 if TYPE_CHECKING:
-    from qq.testing import ClusterNode, LocalCluster
+    from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop-suites"), pytest.mark.timeout(1000)]
 
@@ -152,12 +155,25 @@ def test_go_amqp_passes_its_own_tests(node: ClusterNode, tmp_path: Path) -> None
     check(outcome, known_failures("go-amqp"), 400)
 
 
+def test_go_client_of_rabbitmq_passes_its_own_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("go")
+    source = fetched(go_source, "rabbitmq-amqp-go-client")
+    # The tests know only the standard ports.
+    monkeypatch.setattr(testing, "_reserve_ports", lambda *_: AMQP_PORT)
+    # From this version on, the client uses direct replies.
+    with LocalCluster(settings={"product": {"version": "4.2.0"}}) as cluster:
+        definitions = json.loads((source / ".ci/ubuntu/definitions.json").read_text())
+        request(cluster.nodes[0], "POST", "definitions", definitions)
+        outcome = run_ginkgo(source / "pkg/rabbitmqamqp", tmp_path / "report.json", SUITE_S)
+    check(outcome, known_failures("rabbitmq-amqp-go-client"), 175)
+
+
 def test_bunny_passes_its_own_tests(node: ClusterNode, tmp_path: Path, certificates: Path) -> None:
     installed("ruby-bunny", "ruby-rspec")
     source = shutil.copytree(fetched(debian_source, "ruby-bunny"), tmp_path / "bunny")
     shutil.copytree(certificates, source / "spec" / "tls", dirs_exist_ok=True)
     for path, document in FOR_BUNNY.items():
-        put(node, path, document)
+        request(node, "PUT", path, document)
     outcome = run_rspec(
         source,
         ["spec/*_level_api/**/*_spec.rb", "spec/issues/*_spec.rb"],
@@ -228,9 +244,9 @@ def declare_queue(node: ClusterNode, name: str) -> None:
         connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
 
 
-def put(node: ClusterNode, path: str, document: object) -> None:
+def request(node: ClusterNode, method: str, path: str, document: object) -> None:
     headers = {"Authorization": AUTHORIZATION, "Content-Type": "application/json"}
     with closing(HTTPConnection("127.0.0.1", node.http_port, timeout=20)) as connection:
-        connection.request("PUT", f"/api/{path}", json.dumps(document), headers)
+        connection.request(method, f"/api/{path}", json.dumps(document), headers)
         answer = connection.getresponse()
         assert answer.status < 300, answer.read()

@@ -321,6 +321,24 @@ def run_conversations(
     return outcome
 
 
+def run_ginkgo(directory: Path, report: Path, timeout_s: float) -> Outcome:
+    """Run the specs of a Go package, against a broker at the standard ports; a spec is `CONTAINER / TEXT`."""
+    run_suite(
+        ["go", "test", ".", f"-ginkgo.json-report={report}"], directory, report, GO_ENVIRONMENT, timeout_s
+    )
+    outcome = Outcome()
+    for spec in json.loads(report.read_text())[0]["SpecReports"]:
+        name = " / ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"]])
+        if spec["State"] == "skipped":
+            outcome.skipped.add(name)
+        elif spec["State"] != "passed":
+            outcome.failed[name] = _shown(spec["Failure"]["Message"])
+        elif spec["LeafNodeType"] == "It":
+            outcome.passed.add(name)
+    outcome.passed -= outcome.failed.keys()
+    return outcome
+
+
 def _redirected(directory: Path, scratch: Path, amqp_port: int, http_port: int) -> dict[str, str]:
     """Write copies of the files that know only the standard ports; return the replacement to compile for each file."""
     replaced = {}

@@ -201,9 +201,9 @@ def test_full_origin_holds_up_only_its_own_dead_letters(
     wait_until(lambda: move.moved == 5, "all messages that have room")
     assert [bodies(channel, name) for name in ("one", "two")] == [[b"1", b"6"], [b"3"]]
     wait_until(lambda: move.waits_for == "full 1", "the first full queue")
-    assert bodies(channel, "full 2") == [b"4"]
+    found = bodies(channel, "full 2")  # the next message may come while this is read
     wait_until(lambda: move.moved == 6, "the next message of this queue")
-    assert bodies(channel, "full 2") == [b"5"]
+    assert found + bodies(channel, "full 2") == [b"4", b"5"]
     taken: list[bytes] = []
     while len(taken) < 3:
         taken += bodies(channel, "full 1")

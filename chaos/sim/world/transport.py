@@ -1,4 +1,4 @@
-"""Carries the pika clients of a recorded run to simulated nodes over simulated sockets."""
+"""Carries the clients of a recorded run, pika and Proton, to simulated nodes over simulated sockets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from pika.connection import Connection, Parameters
 from pika.exceptions import AMQPConnectionError, StreamLostError
 
+from chaos.workloads.transport import LostError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chaos.sim.world.brokers import Brokers
-    from chaos.sim.world.client_socket import ClientSocket
+    from chaos.sim.world.client_socket import ClientSide, ClientSocket
+    from chaos.workloads.transport import Endpoint
 
 CONNECT_MAX_S = 0.01
 
@@ -92,3 +95,48 @@ class SimulatedConnection(Connection):
     def _terminated(self, error: Exception | None) -> None:
         if not self.is_closed:
             self._on_stream_terminated(error)
+
+
+class SimulatedStream:
+    """The octets of a client of AMQP 1.0; events of the socket reach it through the simulated loop."""
+
+    def __init__(self, client: ClientSide) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._socket: ClientSocket | None = None
+
+    async def connect(self, brokers: Brokers, endpoint: Endpoint) -> None:
+        """Connect to the node whose name is the host of the endpoint. Raises LostError."""
+        await asyncio.sleep(brokers.random.uniform(0.0, CONNECT_MAX_S))
+        nodes = {node.name: node for node in brokers.listening()}
+        node = nodes.get(endpoint.host)
+        self._socket = brokers.connect(node, self, "1.0") if node else None
+        if self._socket is None:
+            raise LostError("connection refused")
+
+    # Called by the client
+
+    def send(self, octets: bytes) -> None:
+        if self._socket is not None:
+            self._socket.send(octets)
+
+    def drop(self) -> None:
+        if self._socket is not None:
+            self._socket.drop()
+            self._socket = None
+
+    # Called by the socket
+
+    def received(self, data: bytes) -> None:
+        self._loop.call_soon(self._client.received, data)
+
+    def lost(self) -> None:
+        self._socket = None
+        self._loop.call_soon(self._client.lost)
+
+
+async def dial(brokers: Brokers, endpoint: Endpoint, client: ClientSide) -> SimulatedStream:
+    """Connect a client of AMQP 1.0 to a node. Raises LostError."""
+    stream = SimulatedStream(client)
+    await stream.connect(brokers, endpoint)
+    return stream

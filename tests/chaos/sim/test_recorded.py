@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from chaos import history
+from chaos.sim import recorded
+from chaos.sim.faults.nemesis import Nemesis
 from chaos.sim.recorded import record
 from chaos.sim.world.loop import SimulatedLoop
 from chaos.sim.world.world import SimulatedWorld
 from chaos.workloads.catalog import WORKLOADS
 from chaos.workloads.moved import Moved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.sim.world.cluster import SimulatedNode
 
 ROOT = Path(__file__).parents[3]
 RECORD = """
@@ -45,6 +55,30 @@ def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> N
     rows = history.read(tmp_path / "1" / "history")
     assert {row["workload"] for row in rows if row["op"] == "deliver"} == WORKLOADS.keys() - {Moved.name}
     assert {row["node"] for row in rows if row["op"] == "publish"} == {"n1", "n2", "n3"}
+    connected = {row["detail"] for row in rows if (row["op"], row["type"]) == ("connect", "ok")}
+    assert connected == {"AMQP 0-9-1", "AMQP 1.0"}
+
+
+def test_history_has_each_move_of_a_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge must know by how much the cluster's time may have jumped."""
+    moved: list[tuple[str, int]] = []
+    move = Nemesis._move_clocks
+
+    def moving(nemesis: Nemesis, nodes: Sequence[SimulatedNode], jump_ms: int) -> None:
+        moved.append((",".join(node.name for node in nodes), jump_ms))
+        move(nemesis, nodes, jump_ms)
+
+    monkeypatch.setattr(Nemesis, "_move_clocks", moving)
+    monkeypatch.setattr(recorded, "QUIET_S", 1.0)
+    options = replace(recorded.OPTIONS, duration_s=2.0, fault_interval_s=0.3, faults={"clock jump": 1.0})
+    assert record(1, tmp_path, options, workloads=["backlog"]) == []
+    rows = history.read(tmp_path / "history")
+    details = [
+        (row["node"], json.loads(row["detail"] or "")) for row in rows if row.get("fault") == "clocks move"
+    ]
+    assert details == [(nodes, {history.CLOCK_OFFSET: moved_ms}) for nodes, moved_ms in moved]
+    assert len(moved) > 4
+    assert any(moved_ms < 0 for _, moved_ms in moved)
 
 
 def test_simulated_loop_sleeps_in_simulated_time() -> None:
