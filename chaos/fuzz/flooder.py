@@ -15,10 +15,28 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 READ_BYTES = 256 * 1024
 CONNECT_S = 0.005
 """Seconds between two new connections, so that the node's slots for connections before their login are not used up."""
+
+
+class Flood(NamedTuple):
+    """The frames of a flood."""
+
+    again: Sequence[bytes]
+    """Repeated without end."""
+    before: Sequence[bytes] = ()
+    """Sent once, after connection and channel 1 are open."""
+    opened: bool = True
+    """Whether the connection is opened first."""
+    life_s: float = 0.0
+    """Seconds after which a connection is closed, and a new one opened in its place; 0: never."""
+    is_amqp10: bool = False
 
 
 @dataclass(frozen=True)

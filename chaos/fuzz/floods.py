@@ -25,13 +25,16 @@ import trustme
 from pamqp import commands, header
 
 from chaos.fuzz.conversations import HEARTBEAT, PROTOCOL_HEADER, marshal
-from chaos.fuzz.flooder import Plan
+from chaos.fuzz.conversations10 import FRAME_MAX, opening10
+from chaos.fuzz.flooder import Flood, Plan
+from chaos.fuzz.floods10 import BEGUN, QUEUE, kinds10
 from chaos.fuzz.legal import method, opening, publish
+from qq.amqp10.encoding import HEARTBEAT as HEARTBEAT10
 from qq.cli.local_files import HOST, PASSWORD
 from qq.cli.local_files import USER as ADMINISTRATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from random import Random
 
     from pamqp.base import Frame
@@ -45,7 +48,6 @@ WAIT_CPU_S = 0.05
 """Seconds of the node's processor between a request of the light client and its answer, at most."""
 HEAVY, LIGHT = "heavy", "light"
 """Users, with passwords and virtual hosts of the same names."""
-QUEUE = "q"
 BLOB_BYTES = 128 * 1024
 """Octets of repeated frames that are written together, at least."""
 PATIENCE_S = 60.0
@@ -58,19 +60,6 @@ REST_S = 0.02
 """Seconds between an answer to the light client and its next request."""
 _BYE = (200, "bye", 0, 0)
 _FRAME_HEAD = struct.Struct(">BHI")
-
-
-class Flood(NamedTuple):
-    """The frames of a flood."""
-
-    again: Sequence[bytes]
-    """Repeated without end."""
-    before: Sequence[bytes] = ()
-    """Sent once, after connection and channel 1 are open."""
-    opened: bool = True
-    """Whether the connection is opened first."""
-    life_s: float = 0.0
-    """Seconds after which a connection is closed, and a new one opened in its place; 0: never."""
 
 
 def _on(*frames: Frame, channel: int = 1) -> list[bytes]:
@@ -205,22 +194,30 @@ def _bad_login() -> list[bytes]:
 
 def plan(flood: Flood, connections: int) -> Plan:
     """Return the octets of a flood over some connections."""
-    begin = [*opening(HEAVY, HEAVY), marshal(1, Channel.Open())] if flood.opened else []
+    if flood.is_amqp10:
+        begin, awaited = opening10(FRAME_MAX, HEAVY, HEAVY), BEGUN
+    else:
+        begin = [*opening(HEAVY, HEAVY), marshal(1, Channel.Open())]
+        awaited = Connection.OpenOk.index.to_bytes(4, "big")
+    if not flood.opened:
+        begin, awaited = [], b""
     once = b"".join(flood.again)
-    awaited = Connection.OpenOk.index.to_bytes(4, "big") if flood.opened else b""
     again = once * (1 + BLOB_BYTES // len(once))
     return Plan(b"".join((*begin, *flood.before)), awaited, again, connections, flood.life_s)
 
 
 def mixed(random: Random) -> Flood:
     """Draw a flood that mixes the frames of several kinds."""
-    chosen = [each for each in random.sample(list(kinds().values()), random.randint(2, 5)) if each.opened]
+    is_amqp10 = random.random() < 1 / 3
+    all_kinds = list((kinds10() if is_amqp10 else kinds()).values())
+    chosen = [each for each in random.sample(all_kinds, random.randint(2, 5)) if each.opened]
     again: list[bytes] = []
     for each in chosen:
         frames = each.again[: random.randint(1, MIXED_FRAMES_MAX)]
         again += [*frames] * (1 + random.choice((0, 10, 100)) // len(frames))
     before = [frame for each in chosen for frame in each.before]
-    return Flood(again or [HEARTBEAT], before, life_s=random.choice(LIVES_S))
+    again = again or [HEARTBEAT10 if is_amqp10 else HEARTBEAT]
+    return Flood(again, before, life_s=random.choice(LIVES_S), is_amqp10=is_amqp10)
 
 
 class Tls(NamedTuple):
@@ -354,6 +351,7 @@ def prepare(node: ClusterNode) -> None:
         _put(node, f"users/{name}", {"password": name, "tags": ""})
         _put(node, f"vhosts/{name}", {})
         _put(node, f"permissions/{name}/{name}", dict.fromkeys(("configure", "write", "read"), ".*"))
+    _put(node, f"queues/{HEAVY}/{QUEUE}", {"durable": True, "arguments": _QUORUM})
 
 
 def clear(node: ClusterNode) -> None:
@@ -361,6 +359,7 @@ def clear(node: ClusterNode) -> None:
     _request(node, "DELETE", f"vhosts/{HEAVY}", None)
     _put(node, f"vhosts/{HEAVY}", {})
     _put(node, f"permissions/{HEAVY}/{HEAVY}", dict.fromkeys(("configure", "write", "read"), ".*"))
+    _put(node, f"queues/{HEAVY}/{QUEUE}", {"durable": True, "arguments": _QUORUM})
 
 
 def _put(node: ClusterNode, path: str, document: Any) -> None:

@@ -86,20 +86,20 @@ def _begin(channel: int, window: int = 1000, first_id: int = 0) -> bytes:
     return encode_frame(channel, BeginFrame(None, first_id, window, ALL))
 
 
-def _sender(address: str | None, handle: int = 0, channel: int = 0, first: int = 0) -> bytes:
+def sender10(address: str | None, handle: int = 0, channel: int = 0, first: int = 0) -> bytes:
     attach = AttachFrame(
         f"s{channel}-{handle}", handle, False, target=TargetTerminus(address), initial_delivery_count=first
     )
     return encode_frame(channel, attach)
 
 
-def _receiver(address: str, handle: int = 1, channel: int = 0, *, settled: bool = False) -> bytes:
+def receiver10(address: str, handle: int = 1, channel: int = 0, *, settled: bool = False) -> bytes:
     mode = SenderSettleMode.SETTLED if settled else SenderSettleMode.UNSETTLED
     source = SourceTerminus(address)
     return encode_frame(channel, AttachFrame(f"r{channel}-{handle}", handle, True, mode, source=source))
 
 
-def _flow(credit: int, handle: int = 1, channel: int = 0, window: int = ALL, **fields: Any) -> bytes:
+def flow10(credit: int, handle: int | None = 1, channel: int = 0, window: int = ALL, **fields: Any) -> bytes:
     fields = {"next_incoming_id": None, **fields}
     return encode_frame(
         channel,
@@ -115,11 +115,11 @@ def _flow(credit: int, handle: int = 1, channel: int = 0, window: int = ALL, **f
     )
 
 
-def _settled(first: int, last: int, state: Any, channel: int = 0, *, settled: bool = True) -> bytes:
+def settled10(first: int, last: int, state: Any, channel: int = 0, *, settled: bool = True) -> bytes:
     return encode_frame(channel, DispositionFrame(True, first, last, settled=settled, state=state))
 
 
-def _pair(channel: int, handles: tuple[int, int] = MANAGEMENT_HANDLES) -> list[bytes]:
+def pair(channel: int, handles: tuple[int, int] = MANAGEMENT_HANDLES) -> list[bytes]:
     """Return the attaches of a pair of links to the management node."""
     termini: tuple[Any, Any] = (
         {"target": TargetTerminus("/management"), "source": SourceTerminus(), "initial_delivery_count": 0},
@@ -149,19 +149,19 @@ def _declared(name: str) -> list[Item10]:
     request = managed_request(0, "PUT", f"/queues/{name}", body)
     requests, answers = MANAGEMENT_HANDLES
     return [
-        *_pair(0),
-        _flow(100, answers, window=1000),
+        *pair(0),
+        flow10(100, answers, window=1000),
         Message(request, requests, is_settled=True),
         Received(1),
     ]
 
 
-def _array(count: int, code: int) -> bytes:
+def nulls(count: int, code: int) -> bytes:
     """Return an array of values without octets."""
     return struct.pack(">BIIB", 0xF0, 5, count, code)
 
 
-def _list(count: int, items: bytes) -> bytes:
+def list_of(count: int, items: bytes) -> bytes:
     return struct.pack(">BII", 0xD0, len(items) + 4, count) + items
 
 
@@ -185,33 +185,33 @@ def _value(amount: Amount) -> bytes:
     random = amount.random
     match random.choice(("nulls", "nulls", "deep", "wide", "described", "arrays")):
         case "nulls":
-            return _array(random.choice((0, 9_000, 10_000, 100_000, ALL)), random.choice(_CODES))
+            return nulls(random.choice((0, 9_000, 10_000, 100_000, ALL)), random.choice(_CODES))
         case "deep":
             value = b"\x45"
             for _ in range(random.choice((1, 30, 31, 32, 33, 200))):
-                value = _list(1, value)
+                value = list_of(1, value)
             return value
         case "wide":
             return _map((b"\x70" + number.to_bytes(4), b"\x40") for number in range(amount.most(10_000)))
         case "described":
             return b"\x00\x53\x01" * random.choice((1, 30, 33, 10_000)) + b"\x40"
         case _:
-            return _list(100, _array(amount.most(200), 0x44) * 100)
+            return list_of(100, nulls(amount.most(200), 0x44) * 100)
 
 
 def _values(amount: Amount, name: str) -> Iterator[Item10]:
     """Put values into each place of a message, and into properties of links and flows."""
     random = amount.random
     yield from _declared(name)
-    yield _sender(f"/queues/{name}")
-    yield _receiver(f"/queues/{name}")
-    yield _flow(1000, next_incoming_id=0)
+    yield sender10(f"/queues/{name}")
+    yield receiver10(f"/queues/{name}")
+    yield flow10(1000, next_incoming_id=0)
     for number in range(amount.most(300)):
         value, wide = _value(amount), _map([(_key(number), b"\x40"), (_key(-1), _value(amount))])
         sections = {
             MESSAGE_ANNOTATIONS: wide,
             APPLICATION_PROPERTIES: wide.replace(b"\xa3", b"\xa1"),
-            SEQUENCE: _list(1, value),
+            SEQUENCE: list_of(1, value),
             VALUE: value,
             FOOTER: wide,
         }
@@ -221,16 +221,16 @@ def _values(amount: Amount, name: str) -> Iterator[Item10]:
         yield Message(body + section if code == FOOTER else section + body)
         if random.random() < 0.1:
             fields = b"\x43" * 4 + b"\x40" * 6 + wide
-            body = b"\x00\x53\x13" + _list(11, fields)
+            body = b"\x00\x53\x13" + list_of(11, fields)
             yield (8 + len(body)).to_bytes(4) + b"\2\0\0\0" + body
 
 
 def _sections(amount: Amount, name: str) -> Iterator[Item10]:
     """Publish messages of very many sections, and of very many keys."""
     yield from _declared(name)
-    yield _sender(f"/queues/{name}")
-    yield _receiver(f"/queues/{name}")
-    yield _flow(1000)
+    yield sender10(f"/queues/{name}")
+    yield receiver10(f"/queues/{name}")
+    yield flow10(1000)
     for _ in range(amount.most(20)):
         count = amount.random.choice((100, 9_999, 10_000, 10_001, amount.most(1_000_000)))
         part = amount.random.choice((_section(DATA, b"\xa0\0"), _section(SEQUENCE, b"\x45")))
@@ -246,7 +246,7 @@ def _handles(amount: Amount, name: str) -> Iterator[Item10]:
     for channel in range(1, min(SESSIONS_MAX, 1 + amount.most(SESSIONS_MAX))):
         yield _begin(channel)
         for handle in range(amount.most(HANDLES_MAX)):
-            yield (_sender if handle % 2 else _receiver)(address, handle, channel)
+            yield (sender10 if handle % 2 else receiver10)(address, handle, channel)
     for channel in range(1, SESSIONS_MAX):
         yield encode_frame(channel, EndFrame())
 
@@ -255,57 +255,57 @@ def _credit(amount: Amount, name: str) -> Iterator[Item10]:
     """Take messages with all credit, and settle all ids with each outcome."""
     count = amount.most(5_000)
     yield from _declared(name)
-    yield _sender(f"/queues/{name}")
+    yield sender10(f"/queues/{name}")
     yield from repeat(Message(data(b"x")), count)
-    yield _receiver(f"/queues/{name}")
-    yield _flow(ALL, next_incoming_id=None)
+    yield receiver10(f"/queues/{name}")
+    yield flow10(ALL, next_incoming_id=None)
     yield Received(1 + min(count, 500))
     for _ in range(amount.most(300)):
         first = amount.random.choice((0, 1, 2**31, ALL))
         settled = amount.random.random() < 0.5
-        yield _settled(first, (first + IDS_MAX) & ALL, amount.random.choice(_OUTCOMES), settled=settled)
-        yield _flow(amount.random.choice((0, 1, ALL)))
+        yield settled10(first, (first + IDS_MAX) & ALL, amount.random.choice(_OUTCOMES), settled=settled)
+        yield flow10(amount.random.choice((0, 1, ALL)))
 
 
 def _drains(amount: Amount, name: str) -> Iterator[Item10]:
     """Drain links, and ask for their state, again and again."""
     yield from _declared(name)
-    yield _sender(f"/queues/{name}")
+    yield sender10(f"/queues/{name}")
     yield from repeat(Message(data(b"x")), amount.most(1_000))
     for handle in range(1, 1 + amount.most(20)):
-        yield _receiver(f"/queues/{name}", handle, settled=handle % 2 == 0)
+        yield receiver10(f"/queues/{name}", handle, settled=handle % 2 == 0)
         credit = amount.random.choice((0, 1, ALL))
-        yield from repeat(_flow(credit, handle, drain=True, echo=True), amount.most(2_000))
+        yield from repeat(flow10(credit, handle, drain=True, echo=True), amount.most(2_000))
 
 
 def _windows(amount: Amount, name: str) -> Iterator[Item10]:
     """Close and open windows of sessions whose messages wait."""
     random = amount.random
     yield from _declared(name)
-    yield _sender(f"/queues/{name}")
+    yield sender10(f"/queues/{name}")
     yield from repeat(Message(data(bytes(random.choice((1, 200_000)))), 0), amount.most(300))
     channels = range(1, 1 + amount.most(60))
     for channel in channels:
         yield _begin(channel, random.choice((0, ALL)), random.choice((0, ALL)))
-        yield _receiver(f"/queues/{name}", 1, channel)
-        yield _flow(ALL, 1, channel, window=0)
+        yield receiver10(f"/queues/{name}", 1, channel)
+        yield flow10(ALL, 1, channel, window=0)
     for channel in channels:
         for window in random.choices((0, 1, ALL), k=amount.most(300)):
-            yield _flow(random.choice((1, ALL)), 1, channel, window, echo=True)
+            yield flow10(random.choice((1, ALL)), 1, channel, window, echo=True)
 
 
 def _annotations(amount: Amount, name: str) -> Iterator[Item10]:
     """Return a message again and again, with further annotations each time."""
     yield from _declared(name)
-    yield _sender(f"/queues/{name}")
+    yield sender10(f"/queues/{name}")
     yield Message(data(b"x"))
-    yield _receiver(f"/queues/{name}")
+    yield receiver10(f"/queues/{name}")
     size = amount.most(4_000)
     for number in range(amount.most(300)):
         annotations: dict[Value, Value] = {Symbol(f"x-{number}"): "a" * size}
         yield _credit_for(number)
         yield Received(2 + number)
-        yield _settled(1 + number, 1 + number, ModifiedState(True, False, annotations))
+        yield settled10(1 + number, 1 + number, ModifiedState(True, False, annotations))
 
 
 def _credit_for(delivered: int) -> bytes:
@@ -318,7 +318,7 @@ def _parts(amount: Amount, name: str) -> Iterator[Item10]:
     random = amount.random
     yield from _declared(name)
     for handle in range(amount.most(100)):
-        yield _sender(f"/queues/{name}", handle)
+        yield sender10(f"/queues/{name}", handle)
         octets = data(bytes(amount.most(100_000)))
         part = random.choice((1, 10, 1000))
         yield Message(octets[: part * 5_000], handle, part=part, is_complete=random.random() < 0.1)
@@ -329,11 +329,11 @@ def _links(amount: Amount, name: str) -> Iterator[Item10]:
     yield from _declared(name)
     detach = [encode_frame(0, DetachFrame(handle, closed=True)) for handle in (0, 1)]
     for number in range(amount.most(1_000)):
-        yield _sender(f"/queues/{name}")
+        yield sender10(f"/queues/{name}")
         yield Message(data(b"%d" % number))
         yield detach[0]
-        yield _receiver(f"/queues/{name}", settled=number % 2 > 0)
-        yield _flow(1)
+        yield receiver10(f"/queues/{name}", settled=number % 2 > 0)
+        yield flow10(1)
         yield detach[1]
 
 
@@ -345,8 +345,8 @@ def _management(amount: Amount, name: str) -> Iterator[Item10]:
     arguments: dict[Value, Value] = {"a" * amount.most(100): "v" * amount.most(100_000)}
     for channel in channels:
         yield _begin(channel, 0)
-        yield from _pair(channel)
-        yield _flow(ALL, answers, channel, window=0)
+        yield from pair(channel)
+        yield flow10(ALL, answers, channel, window=0)
         for number in numbers:
             kinds: tuple[tuple[str, str, Value], ...] = (
                 ("PUT", f"/queues/{name}-{number}", {"arguments": arguments}),
@@ -358,7 +358,7 @@ def _management(amount: Amount, name: str) -> Iterator[Item10]:
             request = managed_request(number, *amount.random.choice(kinds))
             yield Message(request, requests, channel, is_settled=True)
     for channel in channels:
-        yield _flow(ALL, answers, channel)
+        yield flow10(ALL, answers, channel)
         yield encode_frame(channel, EndFrame())
 
 
@@ -368,12 +368,12 @@ def _ids(amount: Amount, name: str) -> Iterator[Item10]:
     channels = range(1, 1 + amount.most(10))
     for channel in channels:
         yield _begin(channel, 1000, ALL - amount.random.randrange(10))
-        yield _sender(f"/queues/{name}", 0, channel, ALL - amount.random.randrange(10))
-        yield _receiver(f"/queues/{name}", 1, channel)
-        yield _flow(10, 1, channel, window=1000)
+        yield sender10(f"/queues/{name}", 0, channel, ALL - amount.random.randrange(10))
+        yield receiver10(f"/queues/{name}", 1, channel)
+        yield flow10(10, 1, channel, window=1000)
         yield from repeat(Message(data(b"x"), 0, channel), amount.most(1_000))
-        yield _settled(0, 9, AcceptedState(), channel)
-        yield _settled(ALL - 5, 5, ReleasedState(), channel)
+        yield settled10(0, 9, AcceptedState(), channel)
+        yield settled10(ALL - 5, 5, ReleasedState(), channel)
 
 
 def _dynamic(amount: Amount, name: str) -> Iterator[Item10]:
@@ -385,7 +385,7 @@ def _dynamic(amount: Amount, name: str) -> Iterator[Item10]:
         link = "é" * amount.most(10_000)
         attach = AttachFrame(link, handle, True, SenderSettleMode.SETTLED, source=source)
         yield encode_frame(0, attach)
-        yield _flow(ALL, handle)
+        yield flow10(ALL, handle)
         if amount.random.random() < 0.5:
             yield encode_frame(0, DetachFrame(handle, closed=True))
 

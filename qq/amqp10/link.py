@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from qq.amqp10.windows import SessionWindows
 
 
+_TEXT_OCTETS = 16
+"""Octets of memory for a text, besides its own."""
+
+
 class LinkState(Enum):
     """The state of a link."""
 
@@ -57,13 +61,25 @@ class NextRequest(Protocol):
 class Link10:
     """The part that links of both directions share."""
 
-    __slots__ = ("_detach", "_links", "_windows", "attach", "handle", "name", "next_request", "state")
+    __slots__ = (
+        "_detach",
+        "_links",
+        "_windows",
+        "attach",
+        "handle",
+        "name",
+        "next_request",
+        "octets",
+        "state",
+    )
 
     def __init__(self, attach: AttachFrame, windows: SessionWindows, links: dict[int, Link10]) -> None:
         self.attach = attach
         """The client's attach."""
         self.name = attach.name
         self.handle = attach.handle
+        self.octets = _octets(attach)
+        """Octets of name and termini, about."""
         self.state = LinkState.ATTACHING
         self._windows = windows
         self._links = links
@@ -164,3 +180,12 @@ class Link10:
         self.state = LinkState.DETACHED
         if self._links[self.handle] is self:
             del self._links[self.handle]
+
+
+def _octets(attach: AttachFrame) -> int:
+    octets = len(attach.name)
+    for terminus in (attach.source, attach.target):
+        texts = (*terminus.capabilities, getattr(terminus, "address", None) or "") if terminus else ()
+        texts += terminus.outcomes if isinstance(terminus, SourceTerminus) else ()
+        octets += sum(map(len, texts)) + _TEXT_OCTETS * len(texts)
+    return octets

@@ -40,6 +40,8 @@ ANNOTATIONS_BYTES_MAX = 4096
 """Octets of the annotations of an outcome `modified`, because the message keeps them."""
 
 
+LINKS_BYTES_MAX = 256 * 1024
+"""Octets of the names and termini of a session's links, above which it gets no further link."""
 ATTACH_OCTETS = 64
 """Octets of the answer to an attach, besides the name of the link, if the answer has no more than it needs."""
 
@@ -291,6 +293,9 @@ class Session10:
             earlier.next_request = request
 
     def _new_link(self, attach: AttachFrame) -> ReceivingLink | SendingLink:
+        if sum(link.octets for link in self._links.values()) > LINKS_BYTES_MAX:
+            text = f"the names and termini of links take more than LINKS_BYTES_MAX={LINKS_BYTES_MAX} bytes"
+            raise SessionFailure(Condition.RESOURCE_LIMIT_EXCEEDED, text)
         room = self.windows.frame_max - ATTACH_OCTETS - len(attach.name.encode())
         if room < 0:
             text = (

@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING
 from qq.amqp10.addresses import source_queue
 from qq.amqp10.conditions import Condition
 from qq.amqp10.link import LinkState
-from qq.amqp10.performatives import Coordinator, ReleasedState, SourceTerminus
+from qq.amqp10.performatives import Coordinator, ReleasedState, SourceTerminus, TargetTerminus
 from qq.amqp10.session import SessionPhase
 from qq.amqp10.values import Int, Symbol, UInt
 from qq.amqp10_server.errors import ConditionFault, error_reply
 
 if TYPE_CHECKING:
     from qq.amqp10.link import Link10
-    from qq.amqp10.performatives import AttachFrame, TargetTerminus
+    from qq.amqp10.performatives import AttachFrame
     from qq.amqp10.session import Session10
+    from qq.amqp10.values import Value
     from qq.machine.protocol.commands import Table
 
 OUTCOMES = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
 """The outcomes of deliveries."""
 PRIORITY, CONSUMER_TIMEOUT = Symbol("rabbitmq:priority"), Symbol("rabbitmq:consumer-timeout")
 """Properties of a link: the priority of its consumer, and milliseconds that it may hold a delivery."""
+PAIRED = Symbol("paired")
+"""Property of a link: whether it belongs to a pair of links to the management node."""
+_PROPERTIES = (PRIORITY, CONSUMER_TIMEOUT, PAIRED)
 
 
 def own_terminus(attach: AttachFrame) -> SourceTerminus | TargetTerminus | None:
@@ -41,6 +45,28 @@ def check_new(attach: AttachFrame) -> None:
         raise ConditionFault(
             error_reply(Condition.NOT_IMPLEMENTED, "links cannot be resumed (unsettled of attach)")
         )
+
+
+def essential(attach: AttachFrame) -> AttachFrame:
+    """Return the part of an attach that the server uses, because a link keeps it: the rest may take much memory."""
+    properties: dict[Value, Value] = {
+        key: value
+        for key, value in (attach.properties or {}).items()
+        if key in _PROPERTIES and isinstance(value, int)
+    }
+    source, target = attach.source, attach.target
+    if source is not None:
+        source = source._replace(filter=None, dynamic_node_properties=None)
+    if isinstance(target, TargetTerminus):
+        target = target._replace(dynamic_node_properties=None)
+    return attach._replace(
+        source=source,
+        target=target,
+        unsettled=None,
+        offered_capabilities=(),
+        desired_capabilities=(),
+        properties=properties,
+    )
 
 
 def queue_of_source(attach: AttachFrame) -> str:

@@ -28,7 +28,13 @@ from qq.amqp10.performatives import Coordinator, ReceiverSettleMode, SenderSettl
 from qq.amqp10.receiving_link import Deliveries, ReceivingLink
 from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
 from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, SessionPhase, WindowOpened
-from qq.amqp10_server.attaching import accepted_source, check_new, consumer_arguments, queue_of_source
+from qq.amqp10_server.attaching import (
+    accepted_source,
+    check_new,
+    consumer_arguments,
+    essential,
+    queue_of_source,
+)
 from qq.amqp10_server.command_session import ConnectionCommands
 from qq.amqp10_server.consuming_link import ConsumingLink
 from qq.amqp10_server.delivering_link import DeliveringLink
@@ -271,7 +277,7 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                     if (found := self._links.get(link)) and not isinstance(found, PublishingLink):
                         found.pump()
             case LinkRequested(link, session):
-                self._attach(link, session)
+                self._attach_new(link, session)
             case DetachRequested(link):
                 self._detach_when_done(link)
             case LinkFault(link, error):
@@ -306,12 +312,20 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
     # Links
 
+    def _attach_new(self, link: ReceivingLink | SendingLink, session: Session10) -> None:
+        try:
+            check_new(link.attach)
+        except ConditionFault as fault:
+            self.detach(link, fault.reply)
+        else:
+            link.attach = essential(link.attach)
+            self._attach(link, session)
+
     def _attach(
         self, link: ReceivingLink | SendingLink, session: Session10, prepared: TargetAddress | None = None
     ) -> None:
         """Attach a link. `prepared` is the address that stands for one of version 1, after its queue is declared."""
         try:
-            check_new(link.attach)
             if is_management(link.attach):
                 self._attach_management(link, session)
             elif isinstance(link, SendingLink) and wants_replies(link.attach):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.amqp10.conditions import Condition, ConditionError
 from qq.amqp10.performatives import AcceptedState
 from qq.amqp10.receiving_link import ReceivingLink
-from qq.amqp10.values import Symbol
+from qq.amqp10_server.attaching import PAIRED
 from qq.amqp10_server.errors import error_reply, reply_to, unauthorized
 from qq.amqp10_server.management_answers import ANSWER_BYTES_MAX, TOO_LARGE, ManagementAnswer, encode_answer
 from qq.amqp10_server.management_execution import ManagedCarrier, RequestExecution
@@ -41,7 +41,6 @@ WAITING_BYTES_MAX = 1024 * 1024
 """Octets of a connection's requests without an answer. A session whose client sends more ends."""
 REQUEST_OVERHEAD = 500
 """Octets of memory for a waiting request, beside its message."""
-PAIRED = Symbol("paired")
 
 
 def is_management(attach: AttachFrame) -> bool:

@@ -33,6 +33,7 @@ from qq.amqp10.performatives import (
     CloseFrame,
     DispositionFrame,
     FlowFrame,
+    ModifiedState,
     OpenFrame,
     RejectedState,
     ReleasedState,
@@ -41,7 +42,7 @@ from qq.amqp10.performatives import (
     SaslResponse,
     TransferFrame,
 )
-from qq.amqp10.values import Symbol
+from qq.amqp10.values import Symbol, Value
 from tests.amqp10.amqp10_wire import (
     FRAME_MAX,
     HEARTBEAT,
@@ -384,8 +385,25 @@ def test_step_has_limited_work() -> None:
     assert reader.has_more
     assert len(read_all(reader, [b""])) > 900
     reader = reader_of_frames()
+    wide: dict[Value, Value] = {Symbol("x"): [[]] * 9_000}
+    assert len(reader.feed(frame(FlowFrame(None, 1, 0, 1, properties=wide)) * 10)) < 5
+    reader = reader_of_frames()
     first = len(flat(reader.feed(transfers(TransferFrame(0), 20_000, payload=b"p" * 10))))
     assert 1000 < first < STEP_WORK // 20
+
+
+def test_reader_remembers_no_maps() -> None:
+    reader = reader_of_frames()
+    for size in range(1, 100):
+        properties: dict[Value, Value] = {Symbol("x" * size): None}
+        read_all(reader, [frame(FlowFrame(None, 1, 0, 1, properties=properties))])
+    state = ModifiedState(message_annotations={Symbol("x-a"): None})
+    read_all(reader, [frame(DispositionFrame(True, 0, state=state))])
+    assert (reader._flows, reader._disposition) == ({}, None)
+    small = DispositionFrame(True, 1, state=ModifiedState(delivery_failed=True))
+    read_all(reader, [frame(FlowFrame(None, 1, 0, 1)), frame(small)])
+    assert reader._flows
+    assert reader._disposition
 
 
 def test_octets_may_arrive_while_a_step_has_left_some() -> None:

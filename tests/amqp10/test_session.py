@@ -235,3 +235,14 @@ def test_annotations_of_modified_are_bounded(annotations: Any, is_legal: bool) -
         assert [event.state for event in events] == [state]
     else:
         assert fault(events) is Condition.INVALID_FIELD
+
+
+def test_session_gets_no_link_when_names_of_its_links_are_long() -> None:
+    client = Client10()
+    client.begin()
+    for handle in range(3):
+        client.attach_receiver(handle=handle, name="n" * 100_000)
+    [fault] = client.send(AttachFrame("l", 3, True, source=SourceTerminus("/q")))
+    assert isinstance(fault, SessionFault)
+    assert fault.error.condition is Condition.RESOURCE_LIMIT_EXCEEDED
+    assert "LINKS_BYTES_MAX" in fault.error.description

@@ -24,7 +24,7 @@ from qq.amqp10.performatives import (
     TransferFrame,
 )
 from qq.amqp10.sections import PROPERTIES, MessageProperties
-from qq.amqp10.values import Described, Symbol, ULong, Value, encode
+from qq.amqp10.values import Described, Int, Symbol, ULong, Value, encode
 from qq.amqp10_server.command_session import Answered, ConnectionCommands
 from qq.amqp10_server.connection import BLOCKED_BYTES_MAX
 from qq.client_sockets.closing import CLOSE_GRACE_S
@@ -223,3 +223,16 @@ def nested(depth: int) -> Value:
     for _ in range(depth):
         value = [value]
     return value
+
+
+def test_link_keeps_no_maps_of_its_attach(broker: LoneBroker10, client: SocketClient) -> None:
+    wide: dict[Value, Value] = {Symbol("x"): [None] * 2_000}
+    used: dict[Value, Value] = {Symbol("rabbitmq:priority"): Int(7), Symbol("paired"): wide}
+    source = SourceTerminus("/queues/q", filter=wide, dynamic_node_properties=wide)
+    client.send(receiver(None, source=source, properties=wide | used))
+    client.until(AttachFrame)
+    [link] = connection_of(broker)._links
+    assert link.attach.properties == {Symbol("rabbitmq:priority"): 7}
+    assert (link.attach.source.filter, link.attach.source.dynamic_node_properties) == (None, None)
+    [consumer] = broker.machine.vhosts[DEFAULT_VHOST].queues["q"].holders
+    assert consumer.arguments["x-priority"] == 7

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from chaos.fuzz.conversations import PROTOCOL_HEADER
-from chaos.fuzz.flooder import Plan
-from chaos.fuzz.floods import Flood, kinds, make_tls, mixed, plan
+from chaos.fuzz.flooder import Flood, Plan
+from chaos.fuzz.floods import kinds, make_tls, mixed, plan
+from chaos.fuzz.floods10 import kinds10
 from chaos.fuzz.legal import opening
 
 if TYPE_CHECKING:
@@ -59,6 +60,22 @@ def test_floods_contain_every_method_that_clients_send() -> None:
     wanted |= {f"Connection.{name}" for name in ("StartOk", "SecureOk", "TuneOk", "CloseOk")}
     wanted -= {"Connection.Unblocked"}  # like blocked
     assert wanted - found == set()
+
+
+def test_floods_contain_every_performative_that_clients_send() -> None:
+    found = {
+        frame[10]
+        for flood in kinds10().values()
+        for frame in (*flood.before, *flood.again)
+        if frame[8:10] == b"\x00\x53"
+    }
+    assert found == {*range(0x10, 0x19), 0x41, 0x43}
+
+
+def test_plan_of_amqp10_waits_for_a_session() -> None:
+    made = plan(kinds10()["heartbeat 1.0"], 7)
+    assert made.opening.startswith(b"AMQP\x03")
+    assert made.awaited == b"\x00\x53\x11"
 
 
 def test_plan_repeats_whole_frames() -> None:
