@@ -28,10 +28,10 @@ QUEUE = ["-q", "protocols"]
 PUBLISH_10, CONSUME_10 = ["--pub-10"], ["--con-10"]
 UNIQUE = ["--message-ids"]
 SETTLED = {"publish": ["-w", "0"], "consume": ["--ack", "0", "--prefetch", "0"]}
-BACKLOGS = {12: 100_000, 1024: 40_000}
+BACKLOGS = {12: 300_000, 1024: 60_000}
 """By size: messages that are consumed, or published settled. A settled publish ends when the connection has closed."""
-RIVAL_SHARE = 5
-"""The rival gets that share of a backlog, because it is slower."""
+RIVAL_SHARE = 15
+"""The rival gets a backlog divided by this number, because it is slower."""
 
 
 class Row(NamedTuple):
@@ -87,7 +87,7 @@ def rows(seconds: float) -> Iterator[Row]:
 
 
 def measure(row: Row, at: list[str], pids: list[int], over_10: Sequence[str], share: int = 1) -> Figures:
-    """Run a load on a fresh queue. Only the given share of a backlog is used."""
+    """Run a load on a fresh queue. A backlog is divided by `share`."""
     options = list(row.options)
     if "-n" in options:
         count = options.index("-n") + 1
