@@ -327,7 +327,7 @@ def _dynamic() -> list[bytes]:
 
 
 def _sessions() -> list[bytes]:
-    """Return a conversation in several sessions, one of which begins twice."""
+    """Return a conversation in several sessions; a channel number is used twice."""
     begin = BeginFrame(None, 2**32 - 2, 1, 2**32 - 1, 255)
     one, two = ([transfer(number, data(b"x"), 0, channel) for number in range(3)] for channel in (1, 2))
     return [

@@ -35,7 +35,7 @@ class Flood(NamedTuple):
     opened: bool = True
     """Whether the connection is opened first."""
     life_s: float = 0.0
-    """Seconds after which a connection is closed, and a new one opened in its place; 0: never."""
+    """Life of a connection in seconds, before a new connection replaces it; 0: for ever."""
     is_amqp10: bool = False
 
 
@@ -51,7 +51,7 @@ class Plan:
     """Written without end after that."""
     connections: int
     life_s: float = 0.0
-    """Seconds after which a connection is closed, and a new one opened in its place; 0: never."""
+    """Life of a connection in seconds, before a new connection replaces it; 0: for ever."""
 
     def dump(self) -> str:
         octets = (base64.b64encode(part).decode() for part in (self.opening, self.awaited, self.again))
@@ -82,7 +82,7 @@ class _Connection:
         self._again = memoryview(plan.again)
 
     def go_on(self, events: int) -> bool:
-        """Read and write what the socket takes. Return whether the connection is still open."""
+        """Read, and write as much as the socket takes. Return whether the connection is still open."""
         try:
             return (not events & selectors.EVENT_READ or self._read()) and (
                 not events & selectors.EVENT_WRITE or self._write()

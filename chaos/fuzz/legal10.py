@@ -142,7 +142,7 @@ def pair(channel: int, handles: tuple[int, int] = MANAGEMENT_HANDLES) -> list[by
 
 
 def _declared(name: str) -> list[Item10]:
-    """Return the frames with which a client declares a quorum queue, and waits for the answer."""
+    """Return the frames that declare a quorum queue, and the wait for the answer."""
     body: dict[Value, Value] = {
         "arguments": {"x-queue-type": "quorum", "x-max-length": UInt(100_000), "x-delivery-limit": Int(-1)}
     }
@@ -279,7 +279,7 @@ def _drains(amount: Amount, name: str) -> Iterator[Item10]:
 
 
 def _windows(amount: Amount, name: str) -> Iterator[Item10]:
-    """Close and open windows of sessions whose messages wait."""
+    """Close and open windows of sessions while their messages wait."""
     random = amount.random
     yield from _declared(name)
     yield sender10(f"/queues/{name}")
@@ -338,7 +338,7 @@ def _links(amount: Amount, name: str) -> Iterator[Item10]:
 
 
 def _management(amount: Amount, name: str) -> Iterator[Item10]:
-    """Send requests whose answers no window takes, in many sessions; then open the windows."""
+    """Send requests in many sessions with closed windows, so that the answers wait; then open the windows."""
     channels = range(1, 1 + amount.most(60))
     numbers = range(amount.most(8))
     requests, answers = MANAGEMENT_HANDLES
@@ -363,7 +363,7 @@ def _management(amount: Amount, name: str) -> Iterator[Item10]:
 
 
 def _ids(amount: Amount, name: str) -> Iterator[Item10]:
-    """Begin sessions and links whose ids are about to wrap."""
+    """Begin sessions and links with ids that are about to wrap."""
     yield from _declared(name)
     channels = range(1, 1 + amount.most(10))
     for channel in channels:

@@ -28,8 +28,7 @@ ANSWERS_WAITING_MAX = 1000
 connection."""
 CONVERTED_MAX = 256
 CONVERTED_BYTES_MAX = 64 * 1024
-"""Messages, and their stored octets, about, that are converted to another protocol in a step. Each step takes some
-20 ms at most."""
+"""Messages of a step of a conversion to another protocol, and their stored octets, about. A step takes some 20 ms."""
 READ_AHEAD_RANGES = 64
 """Waiting ranges that are searched for entries to read ahead."""
 

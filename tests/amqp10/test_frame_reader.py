@@ -184,6 +184,39 @@ def test_transfers_of_a_link_share_an_event() -> None:
     assert others.ids == list(range(1001, 1100))
 
 
+@pytest.mark.parametrize(
+    ("change", "payload"),
+    [
+        ({}, b"xx"),
+        ({"settled": True}, b"m"),
+        ({"handle": 8}, b"m"),
+        ({"message_format": 9}, b"m"),
+        ({"delivery_tag": b"abc"}, b"mm"),
+        ({"delivery_tag": b"abcde"}, b""),
+        ({"more": True}, b""),
+    ],
+)
+@pytest.mark.parametrize("place", [1, 2, 4, 5, 8, 9, 17, 63, 64, 69])
+def test_transfers_of_equal_size_are_read_exactly(change: dict[str, Any], payload: bytes, place: int) -> None:
+    link = TransferFrame(7, 0, b"", 5, settled=False)
+    each = [
+        (link._replace(delivery_id=1000 + i, delivery_tag=b"%04d" % i), b"%c" % (97 + i % 26))
+        for i in range(150)
+    ]
+    each[place] = each[place][0]._replace(**change), payload
+    data = b"".join(frame(transfer, 1, octets) for transfer, octets in each)
+    for size in (len(data), len(data) // 2 + 3, 500):
+        assert flat(read_all(reader_of_frames(), pieces_of(data, size))) == dumb_read(data)
+
+
+def test_tag_in_another_encoding_of_equal_size_is_read_exactly() -> None:
+    each = [frame(TransferFrame(7, 1000 + i, b"\x00\x00\x01a", 5, settled=False), 1) for i in range(20)]
+    each[9] = each[9].replace(b"\xa0\x04", b"\xb0\x00")
+    events = flat(read_all(reader_of_frames(), [b"".join(each)]))
+    assert events == dumb_read(b"".join(each))
+    assert {event.performative.delivery_tag for event in events} == {b"\x00\x00\x01a", b"a"}
+
+
 def test_transfers_of_several_links_are_told_apart() -> None:
     each = [
         transfers(TransferFrame(handle, settled=settled), 30, channel)

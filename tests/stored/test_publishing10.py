@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -134,6 +135,34 @@ def test_messages_before_an_invalid_message_are_published() -> None:
     assert next(reader) == (Attributes((), 1), [message10(HEAD)] * 2)
     with pytest.raises(ConditionError):
         next(reader)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    "other",
+    [
+        message10(MessageHeader(durable=True, priority=2)),
+        message10(HEAD, body=[(DATA, b"bod")]) + b"x",
+        message10(HEAD) + b"x",
+        message10(HEAD, body=[(VALUE, "body")]),
+        message10(HEAD, body=[(DATA, b"body and more")]),
+        message10(HEAD, footer={"x-f": True}),
+    ],
+)
+def test_message_among_alike_messages_is_read_exactly(other: bytes, is_first: bool) -> None:
+    alike = message10(HEAD)
+    known = PublishedSections("guest")
+    assert list(known.group([alike])) == grouped(alike)
+    messages = [other, alike, alike] if is_first else [alike, alike, other]
+    try:
+        expected = grouped(other)
+    except ConditionError as refused:
+        with pytest.raises(ConditionError, match=re.escape(refused.description)):
+            list(known.group(messages))
+        return
+    found = [(attributes, message) for attributes, group in known.group(messages) for message in group]
+    attributes = {alike: grouped(alike)[0][0], other: expected[0][0]}
+    assert found == [(attributes[message], message) for message in messages]
 
 
 def test_delivery_annotations_are_not_stored() -> None:

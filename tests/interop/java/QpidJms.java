@@ -29,8 +29,13 @@ public class QpidJms {
     void run(Connection connection) throws Exception;
   }
 
+  static final String LOGIN = "?jms.username=guest&jms.password=guest";
+
   static Connection connect(String options) throws JMSException {
-    String uri = "amqp://127.0.0.1:" + port + "?jms.username=guest&jms.password=guest" + options;
+    return connectTo("amqp://127.0.0.1:" + port + LOGIN + options);
+  }
+
+  static Connection connectTo(String uri) throws JMSException {
     Connection connection = new JmsConnectionFactory(uri).createConnection();
     connection.start();
     return connection;
@@ -193,6 +198,15 @@ public class QpidJms {
     check(three.await(WAIT_MS, TimeUnit.MILLISECONDS), three);
   }
 
+  static void failover(Connection connection) throws Exception {
+    String uris = "failover:(amqp://127.0.0.1:1,amqp://127.0.0.1:" + port + ")";
+    try (Connection second = connectTo(uris + LOGIN)) {
+      Session session = second.createSession(Session.AUTO_ACKNOWLEDGE);
+      publish(session, "by the second address");
+      expect(consumer(session), "by the second address");
+    }
+  }
+
   public static void main(String[] arguments) throws Exception {
     port = arguments[0];
     address = "/queues/" + arguments[1];
@@ -207,6 +221,7 @@ public class QpidJms {
     converse("unknown queue is refused", QpidJms::unknownQueue);
     converse("listener", QpidJms::listener);
     converse("temporary queue", QpidJms::temporaryQueue);
+    converse("failover", QpidJms::failover);
     System.exit(0);
   }
 }
