@@ -266,7 +266,7 @@ class Lines:
             if len(self._octets) < size:
                 break
             body, self._octets = self._octets[4 * offset : size], self._octets[size:]
-            lines.append(f"{self._sign} {'sasl' if kind else channel} {self._line(channel, body)}")
+            lines.append(f"{self._sign} {'sasl' if kind else channel} {self._line(channel, body)}".rstrip())
         return lines
 
     def _line(self, channel: int, body: bytes) -> str:
