@@ -50,8 +50,11 @@ CLOCK_STEP_S = 0.0004
 some connections must wait for their turn."""
 HEARTBEAT_S = 60
 """Seconds of silence after which a client of AMQP 1.0 counts as dead."""
-CREDITS, WINDOWS = (3, 20, 1024), (5, 2048)
-"""Credit of links to nodes, and transfers of a session's window; drawn for each run."""
+CREDITS, WINDOWS = (3, 20, 1024), (200, 2048)
+"""Credit of links to nodes, and transfers of a session's window; drawn for each run.
+
+Proton goes on to send when an alarm closes the window with transfers under way, so a client must never need more.
+"""
 FIRST_USER_S = 0.1
 """Seconds between a leader's attempts to create the first users."""
 

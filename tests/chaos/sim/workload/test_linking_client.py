@@ -32,6 +32,8 @@ OPTIONS = SimulationOptions(
     retained_bytes=2**20,
 )
 SEEDS_MAX = 60
+BUSY_SEED = 2
+"""A seed with many drains."""
 OUTCOMES_MIN, DELIVERIES_MIN = 100, 100
 
 slow = pytest.mark.slow
@@ -42,8 +44,7 @@ def outcome(seed: int) -> Outcome:
 
 
 @slow
-@pytest.mark.parametrize("seed", cases(range(3), {0}.__contains__))
-def test_clients_of_both_protocols_are_told_the_truth(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_of_both_protocols_are_told_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[int] = []
     deliveries: list[int] = []
     tell, arrive = LinkingClient._outcome, LinkingClient._arrived
@@ -58,7 +59,7 @@ def test_clients_of_both_protocols_are_told_the_truth(seed: int, monkeypatch: py
 
     monkeypatch.setattr(LinkingClient, "_outcome", told)
     monkeypatch.setattr(LinkingClient, "_arrived", arrived)
-    result = outcome(seed)
+    result = outcome(BUSY_SEED)
     assert not result.violation
     assert result.fates["drains"] > 2
     assert len(deliveries) > DELIVERIES_MIN
