@@ -5,6 +5,7 @@ Each transcript stands below its name in brackets. In the table of the differenc
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 RABBITMQ = Path(__file__).with_name("rabbitmq.txt")
 DIFFERENCES = Path(__file__).with_name("differences.txt")
+RABBITMQ_10 = Path(__file__).with_name("rabbitmq_amqp10.txt")
+DIFFERENCES_10 = Path(__file__).with_name("differences_amqp10.txt")
 
 
 def read(file: Path) -> dict[str, list[str]]:
@@ -39,3 +42,25 @@ def frames(lines: Sequence[str]) -> list[str]:
 
 def written(table: Mapping[str, Sequence[str]]) -> str:
     return "\n".join("\n".join((f"[{name}]", *lines, "")) for name, lines in table.items())
+
+
+def answers(lines: Sequence[str]) -> list[str]:
+    """Return the frames of the broker, by the steps of a client of AMQP 1.0.
+
+    When the client's engine answers depends on how the broker's frames are divided into packets. A refused link is
+    shown alike, whether the broker ends the session, as RabbitMQ 4.0 does, or attaches the link without its terminus
+    and detaches it, as a node and RabbitMQ 4.1 do.
+    """
+    shown: list[str] = []
+    for line in lines:
+        detached = re.match(r"< \d+ detach handle=\S+ closed=True, (error=.*)", line)
+        ended = re.match(r"< \d+ end (error=.*)", line)
+        if line.startswith("> "):
+            continue
+        if detached and shown and " attach " in shown[-1]:
+            shown[-1] = f"< refused {detached[1]}"
+        elif ended:
+            shown.append(f"< refused {ended[1]}")
+        else:
+            shown.append(line)
+    return shown
