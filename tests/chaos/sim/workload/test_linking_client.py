@@ -146,9 +146,11 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 ALWAYS_TRIED = {gives_credit_twice, accepts_before_the_commit}
 """Two that show soonest."""
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    loses_credit_with_a_leader: 15,
+    loses_credit_with_a_leader: 2,
+    answers_drains_before_their_deliveries: 1,
+    loses_messages_by_conversion: 1,
     accepts_unknown_outcomes: 2,
-    bars_handles_until_the_detach_is_answered: 6,
+    bars_handles_until_the_detach_is_answered: 7,
 }
 """The seed that shows a hazard soonest, if it is not the first. If it shows no finding, all seeds are tried."""
 
