@@ -256,14 +256,16 @@ class Group:
         """Read in the background the times of entries that were applied before the state was loaded."""
         applied = self.engine.applied_index
 
-        def loaded(found: Sequence[tuple[int, bytes]] | None, _error: Exception | None) -> None:
+        def time_ms(payload: bytes) -> int | None:
+            return entry_time_ms(payload) if is_regular(payload) else None
+
+        def loaded(found: Sequence[tuple[int, int | None]] | None, _error: Exception | None) -> None:
             self.entry_times.add_stored(
-                (index, entry_time_ms(payload))
-                for index, payload in found or ()
-                if index <= applied and is_regular(payload)
+                (index, time_ms) for index, time_ms in found or () if index <= applied and time_ms is not None
             )
 
-        self._disk.submit_background(self.journal.samples_job(TIMES_READ, TIMED_BYTES_MAX), loaded)
+        job = self.journal.samples_job(TIMES_READ, TIMED_BYTES_MAX, time_ms)
+        self._disk.submit_background(job, loaded)
 
     def dump(self) -> bytes:
         """Return the replicated state, the group's own part included. It is equal on every replica at equal index."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 from pysyncobj.journal import Journal
 
@@ -62,6 +62,9 @@ SHORT_BYTES = 16 * 2**10
 """A sync of at most so many bytes may run on the event loop. On a fast disk it is quick, and usually a single client
 waits for its single entry."""
 CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionary slot of a cached entry
+
+
+T = TypeVar("T")
 
 
 class JournalMisuseError(Exception):
@@ -326,10 +329,13 @@ class SegmentedJournal(Journal):
                 self._add_span(parts, index)
         return partial(self._read_parts, parts, bytes_max, self._deletions)
 
-    def samples_job(self, most: int, bytes_max: int) -> Callable[[], list[tuple[int, bytes]]]:
-        """Return a job that reads about `most` entries, evenly spread over all dense segments, with their indexes.
+    def samples_job(
+        self, most: int, bytes_max: int, value_of: Callable[[bytes], T]
+    ) -> Callable[[], list[tuple[int, T]]]:
+        """Return a job that reads about `most` entries, evenly spread over all dense segments.
 
-        The job may run on any thread. It leaves out entries of more than `bytes_max` bytes and unreadable entries.
+        The result has index and value of each entry. The job may run on any thread, and holds one entry at a time. It
+        leaves out entries of more than `bytes_max` bytes and unreadable entries.
         """
         dense = [segment for segment in self.segments() if not segment.sparse]
         chosen = dense[:: len(dense) // most + 1]
@@ -344,7 +350,7 @@ class SegmentedJournal(Journal):
                     place = self._open.extent(index)
                     parts.append(Extent(segment.name, *place, index, index + 1, self._terms.at(index)))
         reader = Reader(self._disk, self._directory, self._identity, self._indexes)
-        return partial(reader.read_small, parts, bytes_max)
+        return partial(reader.read_small, parts, bytes_max, value_of)
 
     def _add_span(self, parts: list[Part], index: int) -> None:
         """Add an entry of a sealed segment, merged with the span before it if it directly follows."""

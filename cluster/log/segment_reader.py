@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from cluster.log.manifest import (
     MANIFEST_NAME,
@@ -53,6 +53,8 @@ _SUFFIXES = (".segment", ".sparse")
 
 
 # Loading
+
+T = TypeVar("T")
 
 
 class Loaded(NamedTuple):
@@ -306,16 +308,17 @@ class Reader:
             self._close()
         return payloads
 
-    def read_small(self, parts: Sequence[Extent | Span], bytes_max: int) -> list[tuple[int, bytes]]:
-        """Return index and payload of single entries, without those that are larger than `bytes_max` or unreadable."""
-        found: list[tuple[int, bytes]] = []
+    def read_small(
+        self, parts: Sequence[Extent | Span], bytes_max: int, value_of: Callable[[bytes], T]
+    ) -> list[tuple[int, T]]:
+        """Return index and value of single entries, without those that are larger than `bytes_max` or unreadable."""
+        found: list[tuple[int, T]] = []
         for part in parts:
             with suppress(CorruptJournal, EntryNotFound):
                 for extent in self._located([part]):
                     if isinstance(extent, Extent) and extent.end - extent.start <= bytes_max:
-                        found += zip(
-                            range(extent.first, extent.after), self.read([extent], None), strict=True
-                        )
+                        [payload] = self.read([extent], None)
+                        found.append((extent.first, value_of(payload)))
         return found
 
     def _located(self, parts: Sequence[Part]) -> list[bytes | Extent]:

@@ -490,14 +490,14 @@ def test_samples_job_reads_small_entries_of_all_dense_segments() -> None:
     node.sync()
     assert [segment.first for segment in node.journal.segments()][:3] == [1, 7, 13]
     assert not node.journal.segments()[-1].sealed
-    every = node.journal.samples_job(1000, RECORD)()
+    every = node.journal.samples_job(1000, RECORD, bytes)()
     assert every == [(index, payload_of(index, 1)) for index in range(1, 42) if index != 21]
-    some = [index for index, _ in node.journal.samples_job(3, RECORD)()]
+    some = [index for index, _ in node.journal.samples_job(3, RECORD, len)()]
     assert 1 <= len(some) <= 4
     assert some[0] == 1
     node.compact(slice(2), lambda index: index == 2)
     node.sync()
-    deleted = node.journal.samples_job(1000, RECORD)
+    deleted = node.journal.samples_job(1000, RECORD, bytes)
     assert [index for index, _ in deleted()][:2] == [13, 14]
     node.compact(slice(2), lambda _index: False)
     node.sync()
