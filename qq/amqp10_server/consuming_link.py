@@ -277,6 +277,8 @@ class ConsumingLink(DeliveringLink):
 
     def end(self) -> None:
         if self.started and not self.is_over:
-            command = commands.Return(self.id, 0, ALL_IDS)
-            self.broker.submissions.add(command, self.connection.lane)
+            # Returned messages could come again to a link with credit, and its end would then count as their failure.
+            no_credit = commands.SetCredit(self.id, self._output.credit_number + 1, 0, False, False)
+            for command in (no_credit, commands.Return(self.id, 0, ALL_IDS)):
+                self.broker.submissions.add(command, self.connection.lane)
         super().end()

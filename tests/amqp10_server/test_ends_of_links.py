@@ -17,10 +17,13 @@ from qq.amqp10.performatives import (
     OpenFrame,
 )
 from qq.amqp10.sections import MessageProperties
+from qq.machine.protocol.codec import decode_commands, encode_batch, messages_of
+from qq.machine.protocol.commands import DeclareQueue, Table
 from qq.testing import ClusterNode
 from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
-from tests.amqp10_server.messages import ACCEPTED, RELEASED, bodies, outcomes
+from tests.amqp10_server.messages import ACCEPTED, RELEASED, bodies, header_of, outcomes
 from tests.amqp10_server.socket_client import SocketClient, data, receiver, sender
+from tests.harness.lone_broker import NAME, LoneGroup
 from tests.stored.messages10 import message10
 
 
@@ -121,3 +124,37 @@ def test_window_is_closed_during_an_alarm(broker: LoneBroker10) -> None:
         assert set(opened.values()) == {usual}
         client.transfer(0, data(b"m2"), channel=1)
         assert outcomes(client, 1) == [ACCEPTED]
+
+
+class _SingleCommands(LoneGroup):
+    """A group whose log has an entry for each command, except for batches with messages."""
+
+    def _apply(self, sequence: int, payload: Any) -> None:
+        commands = decode_commands(b"".join(payload))
+        if any(map(messages_of, commands)):
+            super()._apply(sequence, payload)
+            return
+        for command in commands[:-1]:
+            self.last_index += 1
+            batch = b"".join(encode_batch([command], []))
+            applied = self.machine.apply_batch(NAME, self.last_index, 0, 0, batch)
+            self._broker.applied(self.last_index, [*applied, *self.machine.end_entry(0)])
+        super()._apply(sequence, encode_batch(commands[-1:], []))
+
+
+def test_returned_messages_of_an_ended_link_have_not_failed() -> None:
+    with LoneBroker10(new_group=_SingleCommands) as broker, SocketClient(broker.amqp_port) as client:
+        quorum: Table = {"x-queue-type": "quorum"}
+        broker.operate(DeclareQueue(0, 0, "q", False, True, False, False, False, quorum))
+        client.open()
+        client.begin()
+        client.attach_sender("/queues/q", handle=0)
+        client.transfer(0, data(b"1"))
+        assert outcomes(client, 1) == [ACCEPTED]
+        client.attach_receiver("q", handle=1)
+        client.credit(10, handle=1)
+        assert bodies(client, 1) == [b"1"]
+        client.detach(1)
+        client.attach_receiver("q", handle=2)
+        client.credit(1, handle=2)
+        assert header_of(client.message()[1]).delivery_count == 0

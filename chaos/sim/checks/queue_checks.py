@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from chaos.sim.checks.credit_checks import CreditOracle
 from chaos.sim.checks.lease_checks import LeaseOracle
@@ -41,6 +41,7 @@ from chaos.sim.checks.queue_model import (
     waiting_ranges,
 )
 from chaos.sim.checks.sink_checks import SinkOracle
+from qq.amqp10_server.consuming_link import ALL_IDS
 from qq.machine.catalog.deduplication import PUBLISHER_AGE_MS
 from qq.machine.policy.queue_options import UNLIMITED
 from qq.machine.protocol.codec import decode_batch, decode_commands, decode_kept, is_kept
@@ -295,7 +296,7 @@ class QueueOracle:
         done = 0
         for position in positions:
             command = commands[position]
-            if isinstance(command, SessionDown | Recover):
+            if isinstance(command, SessionDown | Recover) or _is_return_of_all(command):
                 before_it = _effects_before(origin, command, effects)
                 self._effects(machine, effects[done:before_it])
                 done = max(done, before_it)
@@ -1316,11 +1317,19 @@ def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
     return Outcomes(results, refused)
 
 
-def _effects_before(origin: str, command: SessionDown | Recover, effects: Sequence[Any]) -> int:
+def _is_return_of_all(command: Command) -> TypeGuard[Return]:
+    """Return whether a link gives all its messages back, because it ends."""
+    return isinstance(command, Return) and command.last >= ALL_IDS
+
+
+def _effects_before(origin: str, command: SessionDown | Recover | Return, effects: Sequence[Any]) -> int:
     """Return the number of effects before this command, after which its session holds no messages of them."""
     before = 0
     for place, effect in enumerate(effects):
-        if isinstance(effect, Deliver | Reply) and effect[:2] == (origin, command.session):
+        if isinstance(command, Return):
+            if isinstance(effect, Deliver) and (effect.node, effect.consumer) == (origin, command.consumer):
+                before = place + 1
+        elif isinstance(effect, Deliver | Reply) and effect[:2] == (origin, command.session):
             if isinstance(command, SessionDown):
                 before = place + 1
             elif isinstance(effect, Reply):
