@@ -14,6 +14,7 @@ from qq.amqp10.performatives import CloseFrame, ErrorReply, OpenFrame
 from qq.testing import ClusterNode, LocalCluster
 from tests.amqp10.amqp10_wire import frame
 from tests.amqp10_server.socket_client import SocketClient
+from tests.harness.served_node import wait_for_newest_version
 
 LIMITS = {"client_heartbeat_s": 1, "handshake_timeout_s": 0.5}
 HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -21,8 +22,10 @@ HEARTBEAT = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 @pytest.fixture
 def impatient(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
-    """A node that expects a frame each second."""
-    return until_left("impatient", LocalCluster(nodes=1, settings={"limits": LIMITS})).nodes[0]
+    """A node that expects a frame each second, and serves AMQP 1.0."""
+    node = until_left("impatient", LocalCluster(nodes=1, settings={"limits": LIMITS})).nodes[0]
+    wait_for_newest_version(node)
+    return node
 
 
 def test_silent_client_is_told_why_its_connection_ends(impatient: ClusterNode) -> None:
@@ -47,7 +50,8 @@ def test_node_sends_heartbeats_as_often_as_the_client_asks(node: ClusterNode) ->
         client.open(idle_time_out=1000)
         begin_s = time.monotonic()
         assert client.read_octets(24) == HEARTBEAT * 3
-        assert 1.0 < time.monotonic() - begin_s < 3.0
+        # The first may come at once, and each of the others half a second after the one before, about.
+        assert 0.5 < time.monotonic() - begin_s < 5.0
 
 
 def test_idle_time_below_a_second_is_refused(node: ClusterNode) -> None:

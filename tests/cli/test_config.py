@@ -73,7 +73,7 @@ def test_alarm_is_in_the_findings_at_once(qq: Qq) -> None:
     """The node checks its memory once a second, and samples what the doctor judges every five seconds."""
     assert qq("config", "set", "--name", "memory_high_watermark", "--value", "0").status == 0
     publish = "publish", "message", "--routing-key", "any", "--payload", "x"
-    wait_until(lambda: "publishers must wait" in qq(*publish).errors, "the alarm")
+    wait_until(lambda: "publishers must wait: low on memory" in qq(*publish).errors, "the alarm")
     assert "memory-alarm" in qq("doctor").output
     assert qq("config", "reset", "--name", "memory_high_watermark").status == 0
     wait_until(lambda: "publishers must wait" not in qq(*publish).errors, "the end of the alarm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +11,18 @@ import pika
 import pytest
 
 from chaos.fuzz.run import TROUBLE
+from qq.machine.protocol.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
+
+POLL_S, PATIENCE_S = 0.05, 20.0
+
+
+def wait_for_newest_version(node: ClusterNode) -> None:
+    """Wait until the state has the newest version, to which a new cluster goes over within its first second."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while f"the cluster is at version {VERSIONS[1]} of the state" not in node.log.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(POLL_S)
 
 
 @pytest.fixture(scope="module")

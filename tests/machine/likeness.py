@@ -67,8 +67,8 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
         ),
         _ENTRY,
     )
-    | {"deferred_free": _REMAINS, "routed": _SHOWN, "dropped": _SHOWN},
-    PublishHandlers: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
+    | {"deferred_free": _REMAINS, "routed": _SHOWN, "routed10": _SHOWN, "dropped": _SHOWN},
+    PublishHandlers: dict.fromkeys(("_slot", "_count", "_count10", "_size"), _ENTRY),
     Catalog: {"deferred_free": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE)
     | {"_deferred_free": _REMAINS, "exchange_counts": _SHOWN, "routing_revision": _SHOWN}
