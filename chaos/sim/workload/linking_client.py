@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import proton
 
@@ -18,12 +18,13 @@ from chaos.sim.workload.amqp10_client import Amqp10Client
 from chaos.sim.workload.published import ident_in
 from chaos.sim.workload.sections import Written, split, write
 from chaos.sim.workload.shared_queues import MORE_QUEUES, SINGLE_ACTIVE, SMALL, TO_ALL
+from chaos.sim.workload.simulated_client import RecordedClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from chaos.history import Call, Death, Fields, Operation, Process
+    from chaos.history import Call, Death, Operation, Process
     from chaos.sim.workload.published import Published
     from chaos.sim.workload.simulated_client import ConnectionHooks
     from chaos.sim.world.world import SimulatedWorld
@@ -123,7 +124,7 @@ class Receiver:
         return max(0, self.granted - self.used)
 
 
-class LinkingClient(Amqp10Client):
+class LinkingClient(RecordedClient, Amqp10Client):
     """An application that publishes and consumes on links of AMQP 1.0."""
 
     def __init__(
@@ -185,24 +186,6 @@ class LinkingClient(Amqp10Client):
     def settle(self) -> None:
         """Keep on: deliveries get their outcomes in their time, now always the same."""
         self._draining = True
-
-    def drain(self) -> None:
-        """Reconnect and consume everything."""
-        if self._is_ready and not self._closing:
-            self._close()
-
-    def _greet(self) -> None:
-        self._process.invoke("connect", connection=self._connection)
-        super()._greet()
-
-    def lost(self) -> None:
-        self._process.event("connect", "info", connection=self._connection, detail="lost")
-        super().lost()
-
-    def _on(self, number: int, **more: Unpack[Fields]) -> Fields:
-        """Return the fields of a history row about a link."""
-        where: Fields = {"connection": self._connection, "channel": number}
-        return where | more
 
     def _opened(self) -> None:
         self._session = self._engine.session()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from chaos.sim.world.brokers import GUEST, AmqpVersion, Login
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from chaos.history import Fields, Process
     from chaos.sim.world.client_socket import ClientSocket
     from chaos.sim.world.world import SimulatedWorld
 
@@ -85,6 +86,10 @@ class SimulatedClient(ABC):
         """Take all that is left for the client."""
 
     @abstractmethod
+    def _close(self) -> None:
+        """Close the connection with the closing handshake."""
+
+    @abstractmethod
     def _greet(self) -> None:
         """Begin the protocol on a new connection."""
 
@@ -120,7 +125,11 @@ class SimulatedClient(ABC):
             if self._socket is None:
                 self._later(self._random.uniform(0.05, AWAY_MAX_S), self._connect_again)
                 return
-            self._greet()
+            self._connected()
+
+    def _connected(self) -> None:
+        """Handle a new connection."""
+        self._greet()
 
     def lost(self) -> None:
         """Handle the loss of the connection.
@@ -175,3 +184,27 @@ class SimulatedClient(ABC):
         if self._socket is not None:
             self._socket.drop()
         self.lost()
+
+
+class RecordedClient(SimulatedClient):
+    """A client whose operations and answers are rows of a history."""
+
+    _process: Process
+
+    def drain(self) -> None:
+        """Reconnect and consume everything: deliveries now come after all earlier answers."""
+        if self._is_ready and not self._closing:
+            self._close()
+
+    def _connected(self) -> None:
+        self._process.invoke("connect", connection=self._connection)
+        super()._connected()
+
+    def lost(self) -> None:
+        self._process.event("connect", "info", connection=self._connection, detail="lost")
+        super().lost()
+
+    def _on(self, number: int, **more: Unpack[Fields]) -> Fields:
+        """Return the fields of a row about a channel or a link."""
+        where: Fields = {"connection": self._connection, "channel": number}
+        return where | more

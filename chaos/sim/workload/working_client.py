@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pamqp import commands
 
 from chaos.sim.workload.amqp_client import AmqpClient
 from chaos.sim.workload.published import ident_in
 from chaos.sim.workload.shared_queues import QUEUES, SINGLE_ACTIVE, SMALL, TO_ALL
+from chaos.sim.workload.simulated_client import RecordedClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
-    from chaos.history import Call, Death, Fields, Process
+    from chaos.history import Call, Death, Process
     from chaos.sim.workload.amqp_client import ClientChannel, Content
     from chaos.sim.workload.published import Published
     from chaos.sim.workload.shared_queues import SharedQueues
@@ -61,7 +62,7 @@ class Unconfirmed:
     """The operations in the history, a publish for each queue of the message."""
 
 
-class WorkingClient(AmqpClient):
+class WorkingClient(RecordedClient, AmqpClient):
     """An application that publishes, consumes, gets and commits."""
 
     _unconfirmed: dict[int, Unconfirmed]
@@ -104,24 +105,6 @@ class WorkingClient(AmqpClient):
         self._draining = True
         if self._is_ready:
             self._transact()
-
-    def drain(self) -> None:
-        """Reconnect and consume everything: deliveries now come after all earlier answers."""
-        if self._is_ready and not self._closing:
-            self._close()
-
-    def _greet(self) -> None:
-        self._process.invoke("connect", connection=self._connection)
-        super()._greet()
-
-    def lost(self) -> None:
-        self._process.event("connect", "info", connection=self._connection, detail="lost")
-        super().lost()
-
-    def _on(self, number: int, **more: Unpack[Fields]) -> Fields:
-        """Return the fields of a history row about a channel."""
-        where: Fields = {"connection": self._connection, "channel": number}
-        return where | more
 
     # Operations
 
