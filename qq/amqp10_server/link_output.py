@@ -17,6 +17,7 @@ from qq.client_sockets.message_output import ItemT, MessageOutput
 from qq.sessions.deliveries10 import delivered10
 from qq.sessions.entries import MessagesGone
 from qq.sessions.headers import is_redelivered
+from qq.stored.kinds import SECTIONS_CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from qq.ranges import Range
     from qq.sessions.entries import Messages
 
+SECTIONS_MAX = 1024
+"""Stored sections that are sent in a step. With annotations of their own, they take some 20 ms."""
 ACTIVE = Symbol("rabbitmq:active")
 """Property of a flow: whether the consumer of the link is the active one of its queue."""
 
@@ -139,8 +142,6 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             if self._is_window_closed:
                 return False
             part = self._next_portion(ranges)
-            if self._divide(ranges):
-                continue
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
@@ -148,6 +149,8 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
                 stored = []
             if stored is None:
                 return False
+            if self._divide_stored(stored, ranges):
+                continue
             if stored:
                 self._write_part(item, part, stored)
             if self._closed:
@@ -155,6 +158,12 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             item.next_id += part.count
             ranges.popleft()
         return True
+
+    def _divide_stored(self, stored: list[Messages], ranges: deque[Range]) -> bool:
+        """Split the first range, if it would take too long in one piece. Return whether it would."""
+        if all(messages.frames_channel == SECTIONS_CHANNEL for messages in stored):
+            return self._divide_by(ranges, SECTIONS_MAX)
+        return self._divide(ranges)
 
     def _write_state(self, state: StateReport) -> None:
         # A client that has set the credit anew meanwhile keeps it.

@@ -125,11 +125,17 @@ class MessageOutput(ABC, Generic[ItemT, SocketT]):
             ranges.appendleft(part.part(0, count))
         return ranges[0]
 
-    @staticmethod
-    def _divide(ranges: deque[Range]) -> bool:
+    @classmethod
+    def _divide(cls, ranges: deque[Range]) -> bool:
         """Split the first range into steps of a conversion. Return whether it is longer than a step."""
         part = ranges[0]
         step = min(CONVERTED_MAX, max(1, CONVERTED_BYTES_MAX * part.count // (part.size or 1)))
+        return cls._divide_by(ranges, step)
+
+    @staticmethod
+    def _divide_by(ranges: deque[Range], step: int) -> bool:
+        """Split the first range into parts of `step` messages. Return whether it has more."""
+        part = ranges[0]
         if part.count <= step:
             return False
         ranges.popleft()
