@@ -21,6 +21,7 @@ from qq import config
 from qq.cli.local_files import local_nodes, prepare
 from qq.config import NodeConfig, NodeLimits
 from qq.machine.protocol.commands import Command
+from qq.machine.protocol.versions import VERSIONS
 from qq.node import Node, start
 from qq.node.node import SWITCH_INTERVAL_S
 from qq.process import garbage
@@ -67,6 +68,12 @@ class NodeHere:
         if self.node is not None and self._serving.done():
             self._serving.result()
 
+    @property
+    def version(self) -> int:
+        """The version of the state."""
+        assert self.node is not None
+        return self.node.broker.machine.version
+
     def is_ready(self) -> bool:
         return self.node is not None and self.node.readiness.why_not() is None
 
@@ -100,6 +107,8 @@ class ClusterHere:
             for node in self.nodes:
                 cleanup.callback(self.stop, node)
             self.start(*self.nodes)
+            # A new cluster goes over to the newest version of the state within its first second.
+            self.wait_until(lambda: all(node.version == VERSIONS[1] for node in self.nodes))
             self._cleanup = cleanup.pop_all()
         return self
 
