@@ -83,7 +83,7 @@ class TerminiV1:
             if error is None:
                 self._run(link, session, steps, lambda: attach(target))
             else:
-                self._refuse(link, error)
+                self._carrier.detach(link, error)
 
         self._carrier.broker.submissions.read(self._carrier.guarded(decide), self._carrier.lane)
 
@@ -121,15 +121,11 @@ class TerminiV1:
         def answered(result: Result | Failed) -> None:
             is_made = isinstance(step, commands.DeclareQueue) and self._is_there(step.name)
             if isinstance(result, Failed) and not is_made:
-                self._refuse(link, error_of(result.code, result.text))
+                self._carrier.detach(link, error_of(result.code, result.text))
             else:
                 self._run(link, session, further, attach)
 
         self._commands.run(step, answered)
-
-    def _refuse(self, link: Link10, error: ErrorReply) -> None:
-        link.refuse(error)
-        self._carrier.schedule_flush()
 
     def _is_there(self, queue: str) -> bool:
         vhost = self._carrier.broker.machine.vhosts.get(self._carrier.vhost)

@@ -20,6 +20,7 @@ from qq.amqp10.performatives import (
 )
 from qq.amqp10.sections import MessageProperties
 from qq.machine.protocol.commands import DEFAULT_VHOST, SetPermissions
+from tests.amqp10.amqp10_wire import frame
 from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
 from tests.amqp10_server.socket_client import SocketClient, data, receiver, sender
 
@@ -193,3 +194,11 @@ def test_attach_needs_rights_for_all_that_it_does(
         assert error is not None
         assert error.condition == "amqp:unauthorized-access"
         assert missing in (error.description or "")
+
+
+def test_handle_is_used_again_when_an_attach_is_refused(lone: ManagementClient) -> None:
+    detach = DetachFrame(1, closed=True)
+    first, second = (receiver(address, name=address) for address in ("/exchange/missing/key", "again"))
+    lone.write(b"".join(frame(each, 0) for each in (first, detach, second)))
+    assert refusal(lone) == "amqp:not-found"
+    assert lone.expect(AttachFrame).name == "again"
