@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from qq.ranges import Range
     from qq.sessions.entries import Messages
 
-SECTIONS_MAX = 1024
-"""Stored sections that are sent in a step. With annotations of their own, they take some 20 ms."""
+STEP_MAX = 1024
+"""Messages that are read and sent in a step. Sections with annotations of their own take some 20 ms."""
 ACTIVE = Symbol("rabbitmq:active")
 """Property of a flow: whether the consumer of the link is the active one of its queue."""
 
@@ -142,6 +142,8 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             if self._is_window_closed:
                 return False
             part = self._next_portion(ranges)
+            if self._divide(ranges, STEP_MAX):
+                continue
             try:
                 stored = self._stored(part, ranges)
             except MessagesGone:
@@ -149,7 +151,8 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
                 stored = []
             if stored is None:
                 return False
-            if self._divide_stored(stored, ranges):
+            is_converted = any(messages.frames_channel != SECTIONS_CHANNEL for messages in stored)
+            if is_converted and self._divide_conversion(ranges):
                 continue
             if stored:
                 self._write_part(item, part, stored)
@@ -158,12 +161,6 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             item.next_id += part.count
             ranges.popleft()
         return True
-
-    def _divide_stored(self, stored: list[Messages], ranges: deque[Range]) -> bool:
-        """Split the first range, if it would take too long in one piece. Return whether it would."""
-        if all(messages.frames_channel == SECTIONS_CHANNEL for messages in stored):
-            return self._divide_by(ranges, SECTIONS_MAX)
-        return self._divide(ranges)
 
     def _write_state(self, state: StateReport) -> None:
         # A client that has set the credit anew meanwhile keeps it.

@@ -498,7 +498,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         """
         if all(messages.frames_channel != SECTIONS_CHANNEL for messages in stored):
             return stored
-        if self._divide(ranges):
+        if self._divide_conversion(ranges):
             return []
         frame_max = self._connection.frame_max
         return self._connection.timed(lambda: [in_frames(each, self._number, frame_max) for each in stored])

@@ -125,23 +125,27 @@ class MessageOutput(ABC, Generic[ItemT, SocketT]):
             ranges.appendleft(part.part(0, count))
         return ranges[0]
 
-    @classmethod
-    def _divide(cls, ranges: deque[Range]) -> bool:
-        """Split the first range into steps of a conversion. Return whether it is longer than a step."""
-        part = ranges[0]
-        step = min(CONVERTED_MAX, max(1, CONVERTED_BYTES_MAX * part.count // (part.size or 1)))
-        return cls._divide_by(ranges, step)
-
     @staticmethod
-    def _divide_by(ranges: deque[Range], step: int) -> bool:
-        """Split the first range into parts of `step` messages. Return whether it has more."""
+    def _divide(ranges: deque[Range], messages_max: int, bytes_max: int | None = None) -> bool:
+        """Split the first range into steps of at most so many messages and stored octets, about.
+
+        Return whether it was longer than a step.
+        """
         part = ranges[0]
+        step = messages_max
+        if bytes_max is not None:
+            step = min(step, max(1, bytes_max * part.count // (part.size or 1)))
         if part.count <= step:
             return False
         ranges.popleft()
         steps = [part.part(at, min(step, part.count - at)) for at in range(0, part.count, step)]
         ranges.extendleft(reversed(steps))
         return True
+
+    @classmethod
+    def _divide_conversion(cls, ranges: deque[Range]) -> bool:
+        """Split the first range into steps of a conversion. Return whether it was longer than a step."""
+        return cls._divide(ranges, CONVERTED_MAX, CONVERTED_BYTES_MAX)
 
     def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
         """Return the messages of `part`; None while they are being read, together with those of `ahead`.
