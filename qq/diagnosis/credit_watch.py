@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.diagnosis.findings import Finding, queue_subject
+from qq.diagnosis.lasting import Lasting
 from qq.diagnosis.queue_watch import LASTS_MS, CreditFacts, HeldWatch
 from qq.diagnosis.words import hours, waiting
 
@@ -22,9 +23,8 @@ class CreditWatch:
 
     def __init__(self) -> None:
         self._holders = HeldWatch("consumers", _without_credit)
-        self._since: dict[tuple[str, int], tuple[int, int]] = {}
-        """Consumer -> when its credit was first found missing (ms since 1970), and its deliveries at that time."""
-        self._since_now: dict[tuple[str, int], tuple[int, int]] = {}
+        self._without_credit = Lasting[tuple[str, int]]()
+        """Consumers without credit. The state is the number of their deliveries."""
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -36,16 +36,13 @@ class CreditWatch:
 
         `delivered` are the messages that it was given, ever: a consumer that was given one had credit meanwhile.
         """
-        since_ms, before = self._since.get(consumer, (now_ms, delivered))
-        if delivered != before:
-            since_ms = now_ms
-        self._since_now[consumer] = since_ms, delivered
+        since_ms = self._without_credit.since_ms(consumer, now_ms, delivered)
         if now_ms - since_ms >= LASTS_MS:
             self._holders.record(facts._replace(since_ms=since_ms, lasts_ms=now_ms - since_ms))
 
     def end_pass(self) -> None:
         """End the pass. Consumers without a check in it have credit, or no messages wait for them."""
-        self._since, self._since_now = self._since_now, {}
+        self._without_credit.end_pass()
         self._holders.end_pass()
 
 

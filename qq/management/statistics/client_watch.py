@@ -9,6 +9,7 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from qq.diagnosis.lasting import Lasting
 from qq.diagnosis.limits import TenantUse
 from qq.diagnosis.node_rules import REPORTED_MAX, SlowReader
 from qq.metrics.counters import Transferred
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.sessions.ports import Connection
-    from qq.sessions.session_info import ClosedWindows, ConnectionFacts
+    from qq.sessions.session_info import ConnectionFacts
 
 UNREAD_OCTETS = 256 * 1024
 """Octets that a client must leave unread to count as a slow reader."""
@@ -43,9 +44,9 @@ class ClientWatch:
         """Octets received from and sent to the clients in each virtual host, since this node started."""
         self._traffic: dict[int, Traffic] = {}
         """Traffic of each connection at the last sample, by its number."""
-        self._unread_since: dict[int, int] = {}
-        self._closed: dict[int, tuple[ClosedWindows, int]] = {}
-        """Windows that the client of a connection keeps closed, and when they were first found so (ms since 1970)."""
+        self._slow = Lasting[int]()
+        """Connections whose clients read slowly, by their numbers. The state is the windows that a client keeps closed,
+        or None for unread octets."""
         self._began_ms = 0
         self._begin(0)
 
@@ -53,8 +54,6 @@ class ClientWatch:
         self._last_ms, self._began_ms = self._began_ms, now_ms
         self._now_blocked = 0
         self._now_traffic: dict[int, Traffic] = {}
-        self._now_unread: dict[int, int] = {}
-        self._now_closed: dict[int, tuple[ClosedWindows, int]] = {}
         self._unread: list[SlowReader] = []
         self._used: dict[tuple[str, str], list[int]] = {}
 
@@ -77,18 +76,17 @@ class ClientWatch:
         used = self._used.setdefault((connection.vhost, connection.user), [0, 0])
         used[0] += octets_in + octets_out
         used[1] += 1
+        closed = facts.closed_windows
         if traffic.octets_waiting >= UNREAD_OCTETS:
-            since_ms = self._now_unread[number] = self._unread_since.get(number, now_ms)
-            if now_ms - since_ms >= UNREAD_MS:
-                self._unread.append(SlowReader(connection.name, traffic.octets_waiting, since_ms))
-        elif facts.closed_windows.sessions:
-            known, since_ms = self._closed.get(number, (facts.closed_windows, now_ms))
-            if known != facts.closed_windows:
-                since_ms = now_ms
-            self._now_closed[number] = facts.closed_windows, since_ms
-            if now_ms - since_ms >= UNREAD_MS:
-                sessions = facts.closed_windows.sessions
-                self._unread.append(SlowReader(connection.name, 0, since_ms, sessions))
+            since_ms = self._slow.since_ms(number, now_ms)
+            reader = SlowReader(connection.name, traffic.octets_waiting, since_ms)
+        elif closed.sessions:
+            since_ms = self._slow.since_ms(number, now_ms, closed)
+            reader = SlowReader(connection.name, 0, since_ms, closed.sessions)
+        else:
+            return
+        if now_ms - since_ms >= UNREAD_MS:
+            self._unread.append(reader)
 
     def end_pass(self) -> None:
         seconds = max(self._began_ms - self._last_ms, 1) / 1000 if self._last_ms else 0.0
@@ -100,5 +98,5 @@ class ClientWatch:
         ]
         self.octets_per_s = sum(tenant.octets_per_s for tenant in tenants)
         self.tenants = nlargest(REPORTED_MAX, tenants, key=attrgetter("octets_per_s"))
-        self._traffic, self._unread_since = self._now_traffic, self._now_unread
-        self._closed = self._now_closed
+        self._traffic = self._now_traffic
+        self._slow.end_pass()

@@ -9,6 +9,7 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from qq.diagnosis.lasting import Lasting
 from qq.diagnosis.node_rules import REPORTED_MAX, ThrottledPublisher
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ class SessionWatch:
         self._throttle = throttle
         self.throttled: Sequence[ThrottledPublisher] = ()
         """The publishers that have been held up for longest, as of the last pass."""
-        self._since: dict[int, int] = {}
-        self._since_now: dict[int, int] = {}
-        """Session -> when a sample first found it held up, in milliseconds since 1970."""
+        self._held_up = Lasting[int]()
+        """Sessions that a limit holds up."""
         self._found: list[ThrottledPublisher] = []
 
     def check(self, session: Session, facts: SessionFacts, now_ms: int) -> None:
@@ -39,11 +39,12 @@ class SessionWatch:
         limit = self._throttle.limit_of(session.session)
         if limit is None:
             return
-        since_ms = self._since_now[session.session] = self._since.get(session.session, now_ms)
+        since_ms = self._held_up.since_ms(session.session, now_ms)
         if now_ms - since_ms >= THROTTLED_MS:
             name = f"channel {facts.number}" if facts.link is None else f"link '{facts.link.link_name}'"
             self._found.append(ThrottledPublisher(name, session.connection.name, *limit, since_ms))
 
     def end_pass(self) -> None:
         self.throttled = nsmallest(REPORTED_MAX, self._found, key=attrgetter("since_ms"))
-        self._since, self._since_now, self._found = self._since_now, {}, []
+        self._held_up.end_pass()
+        self._found = []
