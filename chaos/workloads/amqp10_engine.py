@@ -10,12 +10,33 @@ from typing import TYPE_CHECKING, Any, Protocol
 from proton import Collector, Connection, Endpoint, Event, Transport, TransportException
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proton import Delivery, Link, Session
 
 FRAME_BYTES = 8192
 """Largest frame, so that large messages are divided."""
 WINDOW_BYTES = 64 * FRAME_BYTES
 """Largest number of bytes that the node may send before the client has taken them."""
+
+
+def pushed(transport: Transport, octets: bytes) -> Iterator[None]:
+    """Push octets of a node into an engine, and stop after each piece that it takes. A closed engine takes none.
+
+    Raises TransportException for octets that are not AMQP.
+    """
+    while octets and (capacity := transport.capacity()) > 0:
+        transport.push(octets[:capacity])
+        octets = octets[capacity:]
+        yield
+
+
+def output_of(transport: Transport) -> Iterator[bytes]:
+    """Take the octets for a node from an engine, in pieces."""
+    while (size := transport.pending()) > 0:
+        piece = transport.peek(size)
+        transport.pop(size)
+        yield bytes(piece or b"")
 
 
 class LinkEvents(Protocol):
@@ -74,23 +95,17 @@ class Engine:
 
     def receive(self, octets: bytes) -> None:
         """Process octets of the node, and call the owners of its links."""
-        while octets and (capacity := self._transport.capacity()) > 0:
-            try:
-                self._transport.push(octets[:capacity])
-            except TransportException as error:
-                self._fail(str(error))
-                return
-            octets = octets[capacity:]
-            self.process_events()
+        try:
+            for _ in pushed(self._transport, octets):
+                self.process_events()
+        except TransportException as error:
+            self._fail(str(error))
+            return
         self.process_events()
 
     def output(self) -> bytes:
         """Return all octets for the node."""
-        written = b""
-        while (size := self._transport.pending()) > 0:
-            written += self._transport.peek(size) or b""
-            self._transport.pop(size)
-        return written
+        return b"".join(output_of(self._transport))
 
     def tick(self, now_s: float) -> None:
         """Take note of the time: the engine sends heartbeats, and ends when the node is silent for too long."""

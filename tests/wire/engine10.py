@@ -29,6 +29,7 @@ from proton import (
     timestamp,
 )
 
+from chaos.workloads.amqp10_engine import output_of, pushed
 from tests.wire.wire import COMPARING, HOST, RECORDING, SURPLUS_S, VHOST
 
 if TYPE_CHECKING:
@@ -451,10 +452,7 @@ class Talk:
     # Octets
 
     def _flush(self) -> None:
-        octets = b""
-        while (size := self.transport.pending()) > 0:
-            octets += self.transport.peek(size) or b""
-            self.transport.pop(size)
+        octets = b"".join(output_of(self.transport))
         if octets:
             self.lines += self._ours.feed(octets)
             try:
@@ -486,9 +484,8 @@ class Talk:
             deadline_s = max(deadline_s, time.monotonic() + quiet_s)
 
     def _push(self, octets: bytes) -> None:
-        while octets and (capacity := self.transport.capacity()) > 0:
-            self.transport.push(octets[:capacity])
-            octets = octets[capacity:]
+        for _ in pushed(self.transport, octets):
+            pass
         self._flush()
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import proton
 
 from chaos.sim.workload.simulated_client import GONE_TEXT, SimulatedClient
+from chaos.workloads.amqp10_engine import output_of, pushed
 
 Event = proton.Event
 
@@ -101,23 +102,19 @@ class Amqp10Client(SimulatedClient):
         transport, socket = self._transport, self._socket
         if transport is None or socket is None:
             return
-        while (size := transport.pending()) > 0:
-            data = transport.peek(size)
-            transport.pop(size)
+        for data in output_of(transport):
             if data and not self._finished:
-                socket.send(bytes(data))
+                socket.send(data)
 
     def received(self, data: bytes) -> None:
-        generation = self._generation
-        while data and self._socket is not None and self._generation == generation:
-            assert self._transport is not None
-            part = data[: max(self._transport.capacity(), 0)]
-            if not part:
-                return  # the engine is closed
-            self._transport.push(part)
-            data = data[len(part) :]
+        transport = self._transport
+        if transport is None:
+            return
+        for _ in pushed(transport, data):
             self._handle_events()
             self._write()
+            if self._transport is not transport:
+                return  # the connection is lost
 
     def _handle_events(self) -> None:
         generation, collector = self._generation, self._collector
