@@ -68,7 +68,8 @@ MANAGED = "fuzz-managed"
 """The queue that the management node declares and deletes."""
 ADDRESS = f"/queues/{QUEUE}"
 _WINDOW = 1000
-_PAIRED: dict[Value, Value] = {Symbol("paired"): True}
+PAIRED: dict[Value, Value] = {Symbol("paired"): True}
+"""Properties of links to the management node."""
 _NESTED: dict[Value, Value] = {
     Symbol("list"): [Int(1), 2.5, Float(0.5), None, True, b"x", {"k": [Long(-5)]}],
     Symbol("time"): Timestamp(5),
@@ -110,10 +111,11 @@ def data(body: bytes) -> bytes:
 def transfer(number: int, message: bytes, handle: int = 0, channel: int = 0, **fields: Any) -> bytes:
     """Return the transfer of a message, or of a part of it."""
     frame = TransferFrame(handle, number, number.to_bytes(4), 0, **fields)
-    return _framed(channel, encode_composite(frame) + message)
+    return framed(encode_composite(frame) + message, channel)
 
 
-def _framed(channel: int, body: bytes) -> bytes:
+def framed(body: bytes, channel: int = 0) -> bytes:
+    """Return a frame with a performative, and with the part of a message behind it."""
     return (8 + len(body)).to_bytes(4) + b"\2\0" + channel.to_bytes(2) + body
 
 
@@ -275,7 +277,7 @@ def _manage() -> list[bytes]:
             source=SourceTerminus("/management" if role else "client"),
             target=TargetTerminus("client" if role else "/management"),
             initial_delivery_count=None if role else 0,
-            properties=_PAIRED,
+            properties=PAIRED,
         )
         for role in (False, True)
     ]

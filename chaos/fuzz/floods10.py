@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from chaos.fuzz.conversations10 import FRAME_MAX, data, managed_request, opening10, transfer
 from chaos.fuzz.flooder import Flood
-from chaos.fuzz.legal10 import ALL, IDS_MAX, flow10, list_of, nulls, pair, receiver10, sender10, settled10
+from chaos.fuzz.legal10 import (
+    ALL,
+    IDS_MAX,
+    flow10,
+    flow_with,
+    list_of,
+    nulls,
+    pair,
+    receiver10,
+    sender10,
+    settled10,
+)
 from qq.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from qq.amqp10.encoding import HEARTBEAT, encode_frame, encode_sasl
 from qq.amqp10.performatives import (
@@ -41,9 +52,7 @@ _DETACHES = [encode_frame(0, DetachFrame(handle, closed=True)) for handle in ran
 
 def _properties(value: bytes) -> bytes:
     """Return a flow with this value in its properties."""
-    properties = b"\xd1" + struct.pack(">II", 4 + 3 + len(value), 2) + b"\xa3\1x" + value
-    body = b"\x00\x53\x13" + list_of(11, b"\x43" * 4 + b"\x40" * 6 + properties)
-    return (8 + len(body)).to_bytes(4) + b"\2\0\0\0" + body
+    return flow_with(b"\xd1" + struct.pack(">II", 4 + 3 + len(value), 2) + b"\xa3\1x" + value)
 
 
 def _published(count: int) -> Iterator[bytes]:

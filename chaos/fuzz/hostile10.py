@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from chaos.fuzz.answers import Answers10, HarmError
-from chaos.fuzz.conversations10 import FRAME_MAX, opening10
+from chaos.fuzz.conversations10 import FRAME_MAX, framed, opening10
 from chaos.fuzz.legal10 import Message, Received
 from qq.amqp10.composites import encode_composite
 from qq.amqp10.encoding import encode_frame
@@ -160,7 +160,7 @@ class HostileClient10:
                     return
             more = at + part < len(octets) or not message.is_complete
             body = encode_composite(transfer._replace(more=more)) + octets[at : at + part]
-            self._send((8 + len(body)).to_bytes(4) + b"\2\0" + channel.to_bytes(2) + body)
+            self._send(framed(body, channel))
             session.next_id = (session.next_id + 1) & _MASK
             transfer = TransferFrame(handle)
 

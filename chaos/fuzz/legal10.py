@@ -10,7 +10,7 @@ import struct
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.fuzz.conversations10 import FRAME_MAX, data, managed_request
+from chaos.fuzz.conversations10 import FRAME_MAX, PAIRED, data, framed, managed_request
 from qq.amqp10.encoding import encode_frame
 from qq.amqp10.performatives import (
     AcceptedState,
@@ -40,7 +40,6 @@ SESSIONS_MAX, HANDLES_MAX = 64, 256
 IDS_MAX = 2**31 - 1
 """The largest span of delivery ids in a disposition."""
 MANAGEMENT_HANDLES = 254, 255
-_PAIRED: dict[Value, Value] = {Symbol("paired"): True}
 _OUTCOMES = (
     AcceptedState(),
     RejectedState(),
@@ -133,7 +132,7 @@ def pair(channel: int, handles: tuple[int, int] = MANAGEMENT_HANDLES) -> list[by
                 handle,
                 bool(role),
                 SenderSettleMode.SETTLED,
-                properties=_PAIRED,
+                properties=PAIRED,
                 **termini[role],
             ),
         )
@@ -163,6 +162,11 @@ def nulls(count: int, code: int) -> bytes:
 
 def list_of(count: int, items: bytes) -> bytes:
     return struct.pack(">BII", 0xD0, len(items) + 4, count) + items
+
+
+def flow_with(properties: bytes) -> bytes:
+    """Return a flow with encoded properties."""
+    return framed(b"\x00\x53\x13" + list_of(11, b"\x43" * 4 + b"\x40" * 6 + properties))
 
 
 def _map(items: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -220,9 +224,7 @@ def _values(amount: Amount, name: str) -> Iterator[Item10]:
         body = b"" if code in (SEQUENCE, VALUE) else data(b"x")
         yield Message(body + section if code == FOOTER else section + body)
         if random.random() < 0.1:
-            fields = b"\x43" * 4 + b"\x40" * 6 + wide
-            body = b"\x00\x53\x13" + list_of(11, fields)
-            yield (8 + len(body)).to_bytes(4) + b"\2\0\0\0" + body
+            yield flow_with(wide)
 
 
 def _sections(amount: Amount, name: str) -> Iterator[Item10]:
