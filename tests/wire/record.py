@@ -15,52 +15,16 @@ the command.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple
 
 from qq.testing import LocalCluster
-from tests.wire import conversations10
-from tests.wire.conversations10 import CONVERSATIONS
-from tests.wire.exchanges import EXCHANGES
-from tests.wire.table import DIFFERENCES, DIFFERENCES_10, RABBITMQ, RABBITMQ_10, read, reasons, written
-from tests.wire.wire import set_up, transcript
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-
-class Ports(NamedTuple):
-    amqp: int
-    http: int
-
-
-class Recording(NamedTuple):
-    """The frames of a protocol."""
-
-    names: Collection[str]
-    transcript: Callable[[Ports, str], list[str]]
-    rabbitmq: Path
-    differences: Path
-
-
-def _exchange(ports: Ports, name: str) -> list[str]:
-    return transcript(ports.amqp, EXCHANGES[name])
-
-
-def _conversation(ports: Ports, name: str) -> list[str]:
-    conversations10.declare(ports.http, name)
-    return conversations10.transcript(ports.amqp, name)
-
-
-RECORDINGS = (
-    Recording(EXCHANGES, _exchange, RABBITMQ, DIFFERENCES),
-    Recording(CONVERSATIONS, _conversation, RABBITMQ_10, DIFFERENCES_10),
-)
+from tests.wire.recordings import RECORDINGS, Ports
+from tests.wire.table import read, reasons, written
+from tests.wire.wire import set_up
 
 
 def record(ports: Ports, parts: list[str]) -> None:
     set_up(ports.http)
-    for recording in RECORDINGS:
+    for recording in RECORDINGS.values():
         known = read(recording.rabbitmq)
         table: dict[str, list[str]] = {}
         for name in recording.names:
@@ -68,7 +32,7 @@ def record(ports: Ports, parts: list[str]) -> None:
                 table[name] = known[name]
             else:
                 print(name, flush=True)
-                table[name] = recording.transcript(ports, name)
+                table[name] = recording.transcript(ports, name, None)
         recording.rabbitmq.write_text(written(table))
 
 
@@ -77,13 +41,13 @@ def record_differences() -> None:
         [node] = cluster.nodes
         ports = Ports(node.amqp_port, node.http_port)
         set_up(ports.http)
-        for recording in RECORDINGS:
+        for recording in RECORDINGS.values():
             right, listed = read(recording.rabbitmq), read(recording.differences)
             table: dict[str, list[str]] = {}
             for name in recording.names:
                 if name in listed:
-                    lines = recording.transcript(ports, name)
-                    if lines != right[name]:
+                    lines = recording.transcript(ports, name, None)
+                    if recording.compared(lines) != recording.compared(right[name]):
                         table[name] = [*reasons(listed[name]), *lines]
             recording.differences.write_text(written(table))
 
