@@ -16,7 +16,7 @@ HIGH = 5
 
 
 class Fact(NamedTuple):
-    """A first delivery of a message, and what is known of the message's publish."""
+    """A first delivery of a message, with the times and the place of the message's publish."""
 
     delivery: Packed
     publisher: str
@@ -45,7 +45,7 @@ class Placed(NamedTuple):
 
 
 def placed(facts: Iterable[Packed]) -> list[Placed]:
-    """Return facts in the order in which clients saw the deliveries."""
+    """Return facts in the order of the deliveries, as clients saw them."""
     made = [Placed(Event._make(fact[0]), Fact._make(fact)) for fact in facts]
     made.sort(key=lambda each: (each.row.time_ns, each.row.call))
     return made

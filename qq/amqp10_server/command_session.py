@@ -24,7 +24,7 @@ Answered: TypeAlias = "Callable[[Result | Failed], None]"
 
 
 class CommandSession(NoPublisher):
-    """A session of the log for commands. It is a `Session` of the broker, and publishes nothing."""
+    """A session of the log for commands. It is a `Session` of the broker that publishes no messages."""
 
     consumers: None = None
     waits_for_answer = False
@@ -79,7 +79,7 @@ class ConnectionCommands:
             self._submit_first()
 
     def read(self, command: Declaration, vhost: VirtualHost) -> Result | None:
-        """Return the answer of a command that would change nothing, or None if the log must carry it out.
+        """Return the answer of a command without effect, or None if the log must carry the command out.
 
         The node must have applied all that was committed before.
         """

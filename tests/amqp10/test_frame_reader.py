@@ -209,7 +209,7 @@ def test_transfers_of_equal_size_are_read_exactly(change: dict[str, Any], payloa
         assert flat(read_all(reader_of_frames(), pieces_of(data, size))) == dumb_read(data)
 
 
-def test_tag_in_another_encoding_of_equal_size_is_read_exactly() -> None:
+def test_tag_in_a_different_encoding_of_equal_size_is_exact() -> None:
     each = [frame(TransferFrame(7, 1000 + i, b"\x00\x00\x01a", 5, settled=False), 1) for i in range(20)]
     each[9] = each[9].replace(b"\xa0\x04", b"\xb0\x00")
     events = flat(read_all(reader_of_frames(), [b"".join(each)]))

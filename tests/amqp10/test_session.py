@@ -207,7 +207,7 @@ def test_unsettled_disposition_is_answered_by_the_sender() -> None:
     assert client.read() == [DispositionFrame(False, 2, 4, True, AcceptedState())]
 
 
-def test_state_that_is_no_outcome_settles_nothing() -> None:
+def test_state_without_an_outcome_settles_no_delivery() -> None:
     client, link = consuming()
     assert client.send(DispositionFrame(True, 0, 9, state=ReceivedState(0, 0))) == []
     assert client.send(DispositionFrame(True, 0, 9)) == []

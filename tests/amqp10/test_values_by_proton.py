@@ -1,4 +1,4 @@
-"""Values against the codec of Qpid Proton: each side reads what the other writes, and both refuse cut octets."""
+"""Values of both codecs, ours and Qpid Proton's: each reads the octets of the other, and both refuse cut octets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALIKE = {
     0xA1: 0xB1,
     0xA3: 0xB3,
 }
-"""The widest constructor of the type of each constructor: Proton chooses others for the elements of arrays."""
+"""The widest constructor of the type of each constructor, because Proton chooses the constructors of arrays itself."""
 
 
 def same(value: Any) -> Any:

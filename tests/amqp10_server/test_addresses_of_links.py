@@ -49,7 +49,7 @@ BAD_ADDRESSES = [
 
 
 def refusal(client: SocketClient) -> ErrorReply:
-    """Return the error with which the node refuses the link."""
+    """Return the node's error for a refused link."""
     attach = client.expect(AttachFrame)
     assert (attach.source if attach.role is False else attach.target) is None
     detach = client.expect(DetachFrame)
@@ -78,7 +78,7 @@ def test_exchange_and_key_may_be_any_text(
 
 
 @pytest.mark.parametrize("address", ["/exchanges/amq.fanout", "/exchanges/amq.fanout/"])
-def test_routing_key_is_empty_when_the_address_has_none(
+def test_routing_key_is_empty_when_the_address_lacks_it(
     client: SocketClient, channel: Any, queue: str, address: str
 ) -> None:
     channel.queue_bind(queue, "amq.fanout", "ignored")
@@ -121,7 +121,7 @@ def test_link_is_refused_when_its_node_is_missing(
     assert (error.condition, error.description) == (condition, description)
 
 
-def test_each_message_has_a_target_when_the_link_has_none(
+def test_messages_have_targets_when_the_link_lacks_a_target(
     client: SocketClient, channel: Any, queue: str
 ) -> None:
     channel.queue_bind(queue, "amq.direct", "🗝️1")

@@ -262,7 +262,7 @@ def test_bare_message_arrives_octet_for_octet(client: SocketClient, queue: str) 
     assert annotations_of(message)[Symbol("x-routing-key")] == queue
 
 
-def test_single_active_consumers_learn_who_is_active(client: SocketClient, channel: Any) -> None:
+def test_single_active_consumers_learn_their_activity(client: SocketClient, channel: Any) -> None:
     arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True}
     channel.queue_declare("single10", durable=True, arguments=arguments)
     active = Symbol("rabbitmq:active")

@@ -59,7 +59,7 @@ def test_credit_may_be_set_many_times_before_a_drain(client: SocketClient, queue
     send(client, queue, data(b"1001"))
     client.credit(2_000_000_000, delivery_count=given, drain=True)
     assert received(client, 1) == [1001]
-    drained(client)  # at once, whatever the credit was
+    drained(client)  # at once, although the credit was large
 
 
 def test_stopped_link_goes_on_where_it_stopped(client: SocketClient, channel: Any, queue: str) -> None:
@@ -77,7 +77,7 @@ def test_stopped_link_goes_on_where_it_stopped(client: SocketClient, channel: An
     assert found == list(range(1, 301))
 
 
-def test_available_is_what_is_left_in_the_queue(client: SocketClient, queue: str) -> None:
+def test_available_counts_messages_left_in_the_queue(client: SocketClient, queue: str) -> None:
     send(client, queue, *numbered(1, 1000))
     client.attach_receiver(queue)
     client.credit(0)
@@ -133,7 +133,7 @@ def test_drain_of_an_inactive_consumer_ends_at_once(client: SocketClient, channe
 
 
 def test_single_active_consumer_is_replaced_by_a_higher_priority(client: SocketClient, channel: Any) -> None:
-    """The next is the consumer with the highest priority. Until the active one holds messages, it stays active."""
+    """The consumer with the highest priority is next. The active consumer stays active while it holds messages."""
     quorum(channel, "active10", single_active_consumer=True)
     send(client, "active10", *numbered(1, 6))
     first = Consumer(client, "active10", 1)
@@ -147,7 +147,9 @@ def test_single_active_consumer_is_replaced_by_a_higher_priority(client: SocketC
     client.accept(transfer.delivery_id)
     third = Consumer(client, "active10", 3, priority=1)
     client.credit(1, handle=3, delivery_count=third.initial, echo=True)
-    flow = client.until(FlowFrame, lambda flow: flow.handle == 3)  # the same priority takes nothing over
+    flow = client.until(
+        FlowFrame, lambda flow: flow.handle == 3
+    )  # a consumer of the same priority stays inactive
     assert flow.link_credit == 1
     client.detach(2)
     transfer, message = client.message()

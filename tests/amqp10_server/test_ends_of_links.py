@@ -27,7 +27,7 @@ from tests.harness.lone_broker import NAME, LoneGroup
 from tests.stored.messages10 import message10
 
 
-def test_link_ends_when_a_message_names_another_user(client: SocketClient) -> None:
+def test_link_ends_when_a_message_names_a_different_user(client: SocketClient) -> None:
     client.attach_sender("/exchanges/amq.direct/some-routing-key")
     client.transfer(0, message10(properties=MessageProperties(user_id=b"guest")))
     assert outcomes(client, 1) == [RELEASED]
@@ -45,7 +45,7 @@ def test_link_ends_when_an_annotation_is_reserved(client: SocketClient) -> None:
     assert "reserved-key" in (error.description or "")
 
 
-def test_queue_of_another_connection_is_locked(client: SocketClient, channel: Any) -> None:
+def test_queue_of_a_different_connection_is_locked(client: SocketClient, channel: Any) -> None:
     channel.queue_declare("locked10", exclusive=True)
     client.send(receiver("/queues/locked10"))
     error = client.until(DetachFrame).error

@@ -75,7 +75,7 @@ def test_error_quotes_octets_that_are_no_text(client: SocketClient) -> None:
 
 
 @pytest.mark.parametrize("is_dynamic", [False, True])
-def test_refused_link_leaves_nothing_when_its_outcome_is_odd(
+def test_refused_link_leaves_no_session_when_its_outcome_is_odd(
     broker: LoneBroker10, client: SocketClient, is_dynamic: bool
 ) -> None:
     source = SourceTerminus(

@@ -70,7 +70,7 @@ def refused(what: str) -> ErrorReply:
 
 
 def end_of(client: SocketClient) -> ErrorReply | None:
-    """Return the error with which the session ends."""
+    """Return the error in the end of the session."""
     error = client.until(EndFrame).error
     client.send(EndFrame())
     return error
@@ -285,7 +285,7 @@ def test_queue_is_refused_when_its_vhost_is_full(node: ClusterNode, vhost: None)
 
 
 def close_of(port: int, user: str, vhost: str) -> ErrorReply | None:
-    """Return the error with which the node refuses a connection."""
+    """Return the node's error for a refused connection."""
     with SocketClient(port) as client:
         client.log_in(response=f"\0{user}\0{user}".encode())
         client.write(AMQP_HEADER + frame(OpenFrame("refused", f"vhost:{vhost}")))

@@ -175,7 +175,7 @@ def test_expired_message_is_routed_by_headers_and_annotations(client: SocketClie
     has_properties = [
         (found := find_sections(message)).properties < found.application_properties for message in messages
     ]
-    assert has_properties == [True, False]  # none is added to the bare message
+    assert has_properties == [True, False]  # the bare message stays as it was
     annotations = annotations_of(messages[0])
     for key in ("first", "last"):
         death = {
@@ -196,7 +196,7 @@ def test_expired_message_is_routed_by_headers_and_annotations(client: SocketClie
     }
     assert isinstance(death[Symbol("reason")], Symbol)
     client.end()
-    assert ready(channel, "expired10") == 0  # the others have no queue
+    assert ready(channel, "expired10") == 0  # the dead letters of the rest have no queue
 
 
 def test_death_of_a_message_with_a_ttl_has_it(client: SocketClient, channel: Any, queue: str) -> None:
@@ -248,9 +248,7 @@ def test_deaths_are_counted_and_the_last_is_first(client: SocketClient, channel:
     consumer.settle(AcceptedState())
 
 
-def test_rejected_messages_are_dead_lettered_in_the_order_of_rejection(
-    client: SocketClient, channel: Any
-) -> None:
+def test_dead_letters_come_in_the_order_of_their_rejection(client: SocketClient, channel: Any) -> None:
     quorum(channel, "rejected10", dead_letter_exchange="", dead_letter_routing_key="dead10")
     quorum(channel, "dead10")
     put(channel, "rejected10", *(b"%d" % number for number in range(100)))

@@ -193,9 +193,7 @@ def stored_messages(broker: LoneBroker, queue: str) -> Any:
     return broker.call(broker.broker.entries.messages, part)
 
 
-def test_consumer_of_the_same_protocol_gets_the_octets_that_were_sent(
-    broker: LoneBroker, channel: Any
-) -> None:
+def test_consumer_of_the_same_protocol_gets_the_sent_octets(broker: LoneBroker, channel: Any) -> None:
     declare(channel, "q")
     message = message10(HEAD, {"x-a": "b"}, MessageProperties("m"), {"n": UInt(5)}, footer={"x-f": True})
     publish(broker, "q", message)

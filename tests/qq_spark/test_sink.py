@@ -1,4 +1,4 @@
-"""Writers: columns and options that do not fit, batches, and a query from queue to queue whose parts die."""
+"""Writers: wrong columns and options, batches, and a query from queue to queue while its driver and executors die."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_at_least_once_publishes_before_the_commit(cluster: Cluster) -> None:
     assert cluster.bodies("early") == []
 
 
-def test_full_queue_fails_the_write_and_keeps_nothing(cluster: Cluster) -> None:
+def test_full_queue_fails_the_write_and_keeps_no_message(cluster: Cluster) -> None:
     cluster.declare("full", **{"x-max-length": 2, "x-overflow": "reject-publish"})
     writer = writer_of(cluster, queue="full")
     with pytest.raises(Refusal, match="queue 'full' in vhost '/' is too full for 3 messages"):

@@ -832,7 +832,7 @@ def test_commands_wait_until_lost_sessions_have_ended(
 
 
 @pytest.mark.parametrize("is_submitted", [False, True])
-def test_barriers_of_an_evicted_node_wait_for_its_next_incarnation(*, is_submitted: bool) -> None:
+def test_barriers_wait_for_the_next_incarnation_when_evicted(*, is_submitted: bool) -> None:
     """Before that, the node may lack entries, and a read after the barrier would show an old state."""
     world = World(1)
     called: list[bool] = []

@@ -388,7 +388,7 @@ def test_field_becomes_a_value(field: bytes, value: Any) -> None:
     assert typed(parts["named"]) == typed({"n": value})
 
 
-def test_containers_are_annotations_and_no_application_properties() -> None:
+def test_containers_become_annotations_only() -> None:
     array = b"A" + sized(b"t\1" + b"D\0\0\0\0\1" + b"F" + table([(b"k", b"V"), (b"k", b"t\1")]))
     headers = [(b"x-a", array), (b"n", array), (b"m", b"F" + table([])), (b"CC", b"A" + sized(b"S\0\0\0\1k"))]
     parts = parts_of(frames({"headers": table(headers)}, b""))

@@ -66,7 +66,7 @@ def test_delay_is_read_as_the_header_of_that_name(value: Any, delay: int) -> Non
     assert (found.delay_ms if found else 0) == delay
 
 
-def test_delay_above_the_limit_counts_as_none() -> None:
+def test_delay_above_the_limit_counts_as_no_delay() -> None:
     message = message10(annotations={"x-delay": UInt(8)})
     assert grouped(message, delay_max_ms=7) == [(None, [message])]
 

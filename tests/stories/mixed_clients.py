@@ -69,7 +69,7 @@ class MixedClients:
         _run(publish())
 
     def consume(self, nodes: Sequence[ClusterNode], most: int = sys.maxsize) -> list[str]:
-        """Consume messages, one by one over all nodes and protocols in turn, and return their ids."""
+        """Consume single messages over all nodes and protocols in turn, and return their ids."""
 
         async def consume() -> list[str]:
             ids: list[str] = []

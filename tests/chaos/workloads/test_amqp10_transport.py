@@ -121,7 +121,7 @@ def test_message_arrives_alike_by_each_pair_of_protocols(
     run(story())
 
 
-def test_expired_message_is_no_redelivery_in_its_dead_letter_queue(endpoint: Endpoint) -> None:
+def test_expired_message_is_new_in_its_dead_letter_queue(endpoint: Endpoint) -> None:
     async def story() -> None:
         async with connected(endpoint) as client:
             await fresh(client.channel, "dead")

@@ -253,7 +253,7 @@ def test_messages_without_a_move_are_consumed_in_the_drain(peaceful: Recorded) -
     assert {row["process"] for row in peaceful.deliveries("moved-from")} == {"drain-moved-from"}
 
 
-def test_readers_take_each_others_groups_over_and_commit_leases(peaceful: Recorded) -> None:
+def test_readers_take_over_groups_and_commit_leases(peaceful: Recorded) -> None:
     rows = [row for row in peaceful.of("leases") if row.get("group") == "shared"]
     owners = {row["process"] for row in rows if row["op"] == "commit_leases" and row["type"] == "ok"}
     assert owners == {"leases-reader-1", "leases-reader-2"}

@@ -192,7 +192,7 @@ def test_column_that_does_not_fit_is_named(writer: Writer, columns: dict[str, An
     assert writer.request("GET", f"/{writer.name}").json["attempts"] == 0
 
 
-def test_refusals_name_what_is_wrong(writer: Writer) -> None:
+def test_refusals_name_the_mistake(writer: Writer) -> None:
     assert writer.stage(b"no stream").reason.startswith("the body is no Arrow stream")
     assert writer.stage(table(["x"], expiration=["soon"])).reason.startswith("invalid expiration 'soon'")
     nowhere = writer.stage(table(["x"], routing_key=["nowhere"]), attempt="n")
