@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import proton
 
 from chaos.sim.workload.amqp10_client import Amqp10Client
-from chaos.sim.workload.published import ident_in
+from chaos.sim.workload.published import deaths_in, ident_in
 from chaos.sim.workload.sections import Written, split, write
 from chaos.sim.workload.shared_queues import MORE_QUEUES, SINGLE_ACTIVE, SMALL, TO_ALL
 from chaos.sim.workload.simulated_client import RecordedClient
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from chaos.history import Call, Death, Operation, Process
+    from chaos.history import Call, Operation, Process
     from chaos.sim.workload.published import Published
     from chaos.sim.workload.simulated_client import ConnectionHooks
     from chaos.sim.world.world import SimulatedWorld
@@ -451,16 +451,15 @@ class LinkingClient(RecordedClient, Amqp10Client):
             return  # the node has sent it before it read the detach
         receiver.received += 1
         self._check_credit(receiver)
-        if (
-            receiver.used > receiver.granted
-        ):  # sent before the node knew of less credit, which must not be negative
+        # A node that did not know of lowered credit yet has sent it, and Proton must have no negative credit.
+        if receiver.used > receiver.granted:
             self._give(receiver, 1, drains=receiver.is_draining)
         if delivery.settled:
             self._fail(f"gets a settled delivery on {receiver.name}")
         sections = split(octets)
         ident = ident_in(sections.bare)
         message, published = sections.decoded(), self._knowledge.published
-        deaths = _deaths(message)
+        deaths = deaths_in((message.annotations or {}).get("x-opt-deaths"))
         published.check10(ident, sections)
         if deaths is None:
             published.check_new(receiver.queue, ident, self._connected_s)
@@ -558,14 +557,3 @@ class LinkingClient(RecordedClient, Amqp10Client):
             self._arrived(receiver, delivery)
         elif delivery.updated and delivery.settled:
             delivery.settle()
-
-
-def _deaths(message: proton.Message) -> list[Death] | None:
-    """Return the deaths of a message in its queues."""
-    deaths: Any = (message.annotations or {}).get("x-opt-deaths")
-    if not deaths:
-        return None
-    return [
-        {"queue": death["queue"], "reason": str(death["reason"]), "count": int(death["count"])}
-        for death in deaths
-    ]

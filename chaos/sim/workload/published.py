@@ -7,11 +7,12 @@ AMQP 0-9-1 gets the joined data sections of such a message; if its body has othe
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from chaos.history import Death
     from chaos.sim.workload.sections import Sections, Written
 
 _IDENT = re.compile(rb"[al]\d+:\d+ ")
@@ -22,6 +23,16 @@ def ident_in(octets: bytes) -> str:
     """Return the name of the message with these octets; "" if they have none."""
     found = _IDENT.search(octets)
     return found[0][:-1].decode() if found is not None else ""
+
+
+def deaths_in(entries: Any) -> list[Death] | None:
+    """Return the deaths of a message in its queues, from its annotation or header; None without."""
+    if not entries:
+        return None
+    return [
+        {"queue": each["queue"], "reason": str(each["reason"]), "count": int(each["count"])}
+        for each in entries
+    ]
 
 
 class Published:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pamqp import commands
 
 from chaos.sim.workload.amqp_client import AmqpClient
-from chaos.sim.workload.published import ident_in
+from chaos.sim.workload.published import deaths_in, ident_in
 from chaos.sim.workload.shared_queues import QUEUES, SINGLE_ACTIVE, SMALL, TO_ALL
 from chaos.sim.workload.simulated_client import RecordedClient
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
-    from chaos.history import Call, Death, Process
+    from chaos.history import Call, Process
     from chaos.sim.workload.amqp_client import ClientChannel, Content
     from chaos.sim.workload.published import Published
     from chaos.sim.workload.shared_queues import SharedQueues
@@ -320,7 +320,7 @@ class WorkingClient(RecordedClient, AmqpClient):
         if isinstance(frame, Basic.Deliver):
             consumer = frame.consumer_tag or ""
             queue = consumer.split(" ", 1)[0]
-        deaths = _deaths(properties)
+        deaths = deaths_in((properties.headers or {}).get("x-death"))
         if deaths is None:
             self._published.check_new(queue, ident, self._connected_s)
         arrived = self._on(
@@ -390,14 +390,6 @@ class WorkingClient(RecordedClient, AmqpClient):
             self._fail(f"is confirmed {published.ident}, which no queue got, before it is returned")
         for call in published.calls:
             call.ok()
-
-
-def _deaths(properties: commands.Basic.Properties) -> list[Death] | None:
-    """Return the deaths of a message in its queues."""
-    deaths: Any = (properties.headers or {}).get("x-death")
-    if not deaths:
-        return None
-    return [{"queue": death["queue"], "reason": death["reason"], "count": death["count"]} for death in deaths]
 
 
 def _without(channel: ClientChannel, tag: str, _: Any) -> None:
