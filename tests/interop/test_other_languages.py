@@ -122,7 +122,9 @@ def test_python_client_passes_our_tests(
     check(outcome, [], passed_min)
 
 
-@pytest.mark.parametrize(("program", "passed_min"), [("QpidJms", 11), ("ProtonJ2", 8), ("RabbitMqAmqp", 8)])
+@pytest.mark.parametrize(
+    ("program", "passed_min"), [("QpidJms", 11), ("ProtonJ2", 8), ("RabbitMqAmqp", 8), ("SpringAmqp", 8)]
+)
 def test_java_client_passes_our_tests(node: ClusterNode, program: str, passed_min: int) -> None:
     needs("java", "mvn")
     declare_queue(node, program)
