@@ -167,7 +167,9 @@ def _replacement(octets: bytes, bare: bytes) -> Replacement | None:
         named = section_items(bare, end, len(bare))
         places = {bare[key.at : key.end]: item for key, item in zip(named[::2], named[1::2], strict=True)}
         for name, _, at, stop in layout.pairs(frame, layout.place(frame, layout.HEADERS)):
-            item = None if name.startswith(b"x-") else places.pop(name, None)
+            # As in `_read_headers`: names that are not UTF-8 may be equal, and the first counts.
+            shown = name.decode(errors="replace").encode()
+            item = None if name.startswith(b"x-") else places.pop(shown, None)
             if item is not None:
                 values += _replaced_field(frame, at, stop, item)
     return replacement(octets, len(octets), bare, values)
