@@ -11,7 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+COLUMN_ROWS_MIN, COLUMNS_MAX = 4, 512
+"""Pieces for each octet to compare, and octets of a piece, with which pieces are compared octet by octet, because that
+takes less time then."""
 
 
 def text_of(octets: bytes) -> str:
@@ -40,6 +44,16 @@ def readable(text: str) -> str:
 def as_latin(text: str) -> str:
     """Return the text; if its octets are not UTF-8, read each of them as a character, as RabbitMQ's texts do."""
     return text if is_utf8(text) else octets_of(text).decode("latin-1")
+
+
+def begin_alike(pieces: Sequence[bytes], begin: bytes) -> bool:
+    """Return whether all pieces are as long as the first, and begin with these octets."""
+    size, count = len(pieces[0]), len(pieces)
+    if list(map(len, pieces)).count(size) < count:
+        return False
+    if size <= COLUMNS_MAX and len(begin) * COLUMN_ROWS_MIN <= count:
+        return has_columns(b"".join(pieces), size, enumerate(begin))
+    return all([piece.startswith(begin) for piece in pieces])  # noqa: C419  # twice as fast as a generator
 
 
 def has_columns(octets: bytes, width: int, columns: Iterable[tuple[int, int]]) -> bool:
