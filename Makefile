@@ -4,7 +4,8 @@
 #   make test TESTS=tests/http           a part of the tests
 #   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
 #   make long                            what shows more of the same than `make test`, for the night and before a release
-#   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
+#   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR, RHEA_SOURCE=DIR: theirs, too;
+#                                        RABBITMQ_ROOT=DIR: RabbitMQ's shovel, from a Debian 13 in this directory
 #   make page ARGS="-k theme"            the management page in a real browser; then what `make bench` leaves out: 20,000 queues on it
 #   make page-types                      the types of its scripts, with npm
 #   make screenshots                     the pictures of it in the documentation

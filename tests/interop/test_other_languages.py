@@ -10,7 +10,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pika
 import pytest
 
 from qq import testing
@@ -18,6 +17,7 @@ from qq.cli.local_files import AMQPS_PORT_OFFSET
 from qq.testing import LocalCluster
 from tests.interop.debian import debian_source
 from tests.interop.needed import fetched, installed, needs
+from tests.interop.queues import declare_queue
 from tests.interop.sources import CARGO_ENVIRONMENT, go_source, java_clients, node_clients, python_clients
 from tests.interop.upstream import (
     check,
@@ -239,11 +239,6 @@ def test_anyevent_rabbitmq_passes_its_own_tests(node: ClusterNode, tmp_path: Pat
     )
     files = ["xt/04_anyevent.t", "xt/05_multi_channel.t", "xt/06_close.t"]
     check(run_prove(source, files, FILE_S), [], len(files))
-
-
-def declare_queue(node: ClusterNode, name: str) -> None:
-    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
-        connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
 
 
 def request(node: ClusterNode, method: str, path: str, document: object) -> None:
