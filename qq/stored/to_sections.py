@@ -30,6 +30,7 @@ from qq.amqp10.sections import (
 )
 from qq.amqp10.values import (
     STRINGS,
+    TIMESTAMP,
     UUID,
     Byte,
     Float,
@@ -179,7 +180,8 @@ def _replaced(frame: bytes, at: int, item: Item, flag: int) -> Iterator[Replaced
     """Yield the property at `at` and its place in the sections, if its value can be replaced."""
     at -= layout.FLAGS_AT
     if flag == layout.TIMESTAMP:
-        yield Replaced(at, at + 8, item.at, item.end, _milliseconds_octets)
+        if item.code == TIMESTAMP:  # a time beyond the range is lost
+            yield Replaced(at, at + 8, item.at, item.end, _milliseconds_octets)
         return
     stop = at + 1 + frame[at + layout.FLAGS_AT]
     if item.code in STRINGS:

@@ -147,6 +147,7 @@ _fields = st.one_of(
 @example(
     [({}, [(b"\xff", b"S" + sized(b"aaa")), (SHOWN, b"S" + sized(text))]) for text in (b"bbbb", b"cccc")]
 )
+@example([({"timestamp": time, "app_id": short(b"a")}, []) for time in (b"\xff" * 8, bytes(8))])
 def test_frames_with_other_values_are_converted(drawn: list[Any]) -> None:
     expect_sections(
         [frames(values | ({"headers": table(pairs)} if pairs else {}), b"body") for values, pairs in drawn]
