@@ -225,9 +225,9 @@ class NodeLimits:
     """Sessions of an AMQP 1.0 connection, as in RabbitMQ."""
     link_max_per_session: int = 256
     """Links of an AMQP 1.0 session, as in RabbitMQ."""
-    link_credit: int = 4096
+    link_credit: int = 16_384
     """Deliveries that an AMQP 1.0 client may publish on a link before the node gives it credit anew."""
-    session_incoming_window: int = 8192
+    session_incoming_window: int = 32_768
     """Transfers that an AMQP 1.0 client may send in a session before the node opens its window anew."""
     frame_max: int = 131_072
     """Bytes of the largest frame, 4096 at least.

@@ -11,6 +11,7 @@ out. Memory is bounded by a single incomplete frame.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -33,6 +34,7 @@ from qq.amqp10.performatives import (
 )
 from qq.amqp10.values import LIST8, LIST32, Described, ValueReader, skip
 from qq.octet_stream import SteppedReader
+from qq.octets import has_columns
 
 FRAME_MAX_MIN = 512
 """The least max-frame-size of a peer, in octets (section 2.1)."""
@@ -46,7 +48,7 @@ FRAME_WORK = 4096
 """Work of a frame of the slow path, besides its octets. Such a frame takes 0.1 ms to carry out, perhaps."""
 TEMPLATES_MAX = 256
 """Links of a connection whose transfers have a template."""
-ALIKE_MIN, ALIKE_MAX = 4, 64
+ALIKE_MIN, ALIKE_MAX = 16, 256
 """Consecutive transfers of equal size behind which as many are read together, and the most that are read together. So
 an attempt that fails costs no more than the transfers before it."""
 
@@ -134,18 +136,25 @@ FrameEvent = (
 )
 
 
-class _TransferTemplate(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _TransferTemplate:
     """Transfers of a link: `layout` divides the header and performative into the parts below."""
 
     layout: Struct
     """Size, head, delivery id, constructor of the tag, tag, tail."""
-    behind_head: str
-    """The layout of the parts behind the head."""
+    values: str
+    """The layout of the delivery id and the tag. The octets around them are skipped."""
     head: bytes
     tag_head: bytes
     tail: bytes
+    fixed: tuple[tuple[int, int], ...]
+    """Positions in a frame, each with the octet that stands there in all frames, except for the size."""
     channel: int
     performative: TransferFrame
+    last_size: int = 0
+    """The size of the last frame."""
+    alike: int = 0
+    """Consecutive frames of that size."""
 
 
 class _DispositionTemplate(NamedTuple):
@@ -302,33 +311,38 @@ class FrameReader10(SteppedReader[FrameEvent]):
     def _read_transfers(
         self, template: _TransferTemplate, data: bytes, at: int, work_end: int, events: list[FrameEvent]
     ) -> int:
-        layout, _, head, tag_head, tail, channel, performative = template
-        unpack, behind = layout.unpack_from, layout.size
+        head, tag_head, tail = template.head, template.tag_head, template.tail
+        unpack, behind = template.layout.unpack_from, template.layout.size
         frame_max, end = self.frame_max, len(data)
         last = min(work_end - 1, end - behind)
         """Where a frame may begin."""
-        taken = Transfers(channel, performative, [], [], [])
+        taken = Transfers(template.channel, template.performative, [], [], [])
         _, _, ids, tags, messages = taken
-        alike, last_size = 0, 0
+        size, alike = template.last_size, template.alike
         while at <= last:
-            size, its_head, delivery_id, its_tag_head, tag, its_tail = unpack(data, at)
-            stop = at + size
+            if alike >= ALIKE_MIN:
+                count = min(alike, ALIKE_MAX, (last - at) // size + 1, (end - at) // size)
+                if count < ALIKE_MIN:
+                    pass
+                elif _read_equal(template, data[at : at + count * size], size, taken):
+                    at += count * size
+                    alike += count
+                    continue
+                else:
+                    alike = 0
+            its_size, its_head, delivery_id, its_tag_head, tag, its_tail = unpack(data, at)
+            stop = at + its_size
             if its_head != head or its_tag_head != tag_head or its_tail != tail or stop > end:
                 break
-            if not behind <= size <= frame_max:
+            if not behind <= its_size <= frame_max:
                 break
             ids.append(delivery_id)
             tags.append(tag)
             messages.append(data[at + behind : stop])
             at = stop
-            alike = alike + 1 if size == last_size else 1
-            last_size = size
-            while alike >= ALIKE_MIN:
-                count = min(alike, ALIKE_MAX, (last - at) // size + 1, (end - at) // size)
-                if count <= 0 or not _read_equal(template, data[at : at + count * size], size, taken):
-                    break
-                at += count * size
-                alike += count
+            alike = alike + 1 if its_size == size else 1
+            size = its_size
+        template.last_size, template.alike = size, min(alike, ALIKE_MAX)
         if ids:
             events.append(taken)
         return at
@@ -336,13 +350,11 @@ class FrameReader10(SteppedReader[FrameEvent]):
 
 def _read_equal(template: _TransferTemplate, frames: bytes, size: int, taken: Transfers) -> bool:
     """Add transfers, if all of them have this size and fit the template. Return whether that is so."""
-    layout, behind_head, head, tag_head, tail, _, _ = template
-    begin = size.to_bytes(4, "big") + head
-    whole = _whole_frame(len(begin), behind_head, size - layout.size)
-    begins, ids, tag_heads, tags, tails, messages = zip(*whole.iter_unpack(frames), strict=True)
-    count = len(ids)
-    if begins.count(begin) < count or tag_heads.count(tag_head) < count or tails.count(tail) < count:
+    fixed = *enumerate(size.to_bytes(4, "big")), *template.fixed
+    if not has_columns(frames, size, fixed):
         return False
+    values = _frame_values(template.values, size - template.layout.size)
+    ids, tags, messages = zip(*values.iter_unpack(frames), strict=True)
     taken.ids.extend(ids)
     taken.tags.extend(tags)
     taken.messages.extend(messages)
@@ -350,9 +362,9 @@ def _read_equal(template: _TransferTemplate, frames: bytes, size: int, taken: Tr
 
 
 @lru_cache(TEMPLATES_MAX)
-def _whole_frame(begin: int, behind_head: str, payload: int) -> Struct:
-    """Return the layout of a transfer with a payload of this size. Its size and head have `begin` octets."""
-    return Struct(f">{begin}s{behind_head}{payload}s")
+def _frame_values(values: str, payload: int) -> Struct:
+    """Return the layout of the delivery id, the tag and the payload, which has this size, of a whole transfer."""
+    return Struct(f"{values}{payload}s")
 
 
 def _read_dispositions(
@@ -423,10 +435,13 @@ def _transfer_template(
     tail_at = tag_at + 2 + tag
     if frame[tag_at] != _BINARY8:
         return None
-    behind_head = f"{_UINT_FORMATS[frame[id_at]]}2s{tag}s{end - tail_at}s"
-    layout = Struct(f">I{id_at - 3}s{behind_head}")
+    id_format = _UINT_FORMATS[frame[id_at]]
+    layout = Struct(f">I{id_at - 3}s{id_format}2s{tag}s{end - tail_at}s")
+    values = f">{id_at + 1}x{id_format}2x{tag}s{end - tail_at}x"
     head, tag_head, tail = frame[4 : id_at + 1], frame[tag_at : tag_at + 2], frame[tail_at:end]
-    return _TransferTemplate(layout, behind_head, head, tag_head, tail, channel, transfer)
+    places = *range(4, id_at + 1), tag_at, tag_at + 1, *range(tail_at, end)
+    fixed = tuple((at, frame[at]) for at in places)
+    return _TransferTemplate(layout, values, head, tag_head, tail, fixed, channel, transfer)
 
 
 def _has_small_state(disposition: DispositionFrame) -> bool:

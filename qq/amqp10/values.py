@@ -31,6 +31,7 @@ SMALL_ULONG = 0x53
 SYMBOL8, SYMBOL32 = 0xA3, 0xB3
 UUID = 0x98
 ULONG = 0x80
+TIMESTAMP = 0x83
 LIST8, LIST32 = 0xC0, 0xD0
 MAP8, MAP32 = 0xC1, 0xD1
 ARRAY8, ARRAY32 = 0xE0, 0xF0
@@ -152,7 +153,7 @@ _FIXED = {
     ULONG: _Fixed(Struct(">Q"), ULong),
     0x81: _Fixed(Struct(">q"), Long),
     0x82: _Fixed(Struct(">d"), float),
-    0x83: _Fixed(Struct(">q"), Timestamp),
+    TIMESTAMP: _Fixed(Struct(">q"), Timestamp),
     0x84: _Fixed(Struct(">8s"), Decimal64),
     0x94: _Fixed(Struct(">16s"), Decimal128),
     UUID: _Fixed(Struct(">16s"), Uuid),
@@ -573,7 +574,7 @@ _ENCODERS: dict[type, Callable[..., bytes]] = {
     Long: _signed(0x55, 0x81),
     Float: _fixed(0x72),
     float: _fixed(0x82),
-    Timestamp: _fixed(0x83),
+    Timestamp: _fixed(TIMESTAMP),
     Char: _fixed(0x73),
     Decimal32: _fixed(0x74),
     Decimal64: _fixed(0x84),

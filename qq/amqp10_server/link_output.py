@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple
 
 from qq.amqp10.conditions import Condition
@@ -20,7 +21,7 @@ from qq.sessions.headers import is_redelivered
 from qq.stored.kinds import SECTIONS_CHANNEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from qq.amqp10.sending_link import SendingLink
     from qq.amqp10.session import Session10
@@ -85,6 +86,47 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
         """Whether earlier deliveries of the session wait for the client's window. Its opening calls `pump`."""
         return self._engine.deliveries.is_waiting
 
+    def _write_ranges(self, ranges: deque[Range], write: Callable[[Range, Sequence[Messages]], None]) -> bool:
+        """Write the messages of ranges in steps. Return False if the rest, which stays in `ranges`, must wait.
+
+        `write` gets the messages of a step, or none if they are no longer stored.
+        """
+        while ranges:
+            if not self._connection.has_room:
+                self._connection.pump_later(self)
+                return False
+            if self._is_window_closed:
+                return False
+            part = self._next_portion(ranges)
+            if self._divide(ranges, STEP_MAX):
+                continue
+            try:
+                stored = self._stored(part, ranges)
+            except MessagesGone:
+                stored = []
+            if stored is None:
+                return False
+            is_converted = any(messages.frames_channel != SECTIONS_CHANNEL for messages in stored)
+            if is_converted and self._divide_conversion(ranges, stored):
+                continue
+            write(part, stored)
+            if self._closed:
+                return False  # a message was too large
+            ranges.popleft()
+        return True
+
+    def _delivered(
+        self,
+        stored: Messages,
+        part: Range,
+        history: History | None = None,
+        count_contract: CountContract | None = None,
+    ) -> list[tuple[bytes, list[bytes]]]:
+        """Return messages as heads and rests (`delivered10`)."""
+        return self._connection.timed(
+            lambda: delivered10(stored, part, history, count_contract=count_contract)
+        )
+
     def _send(self, first_id: int, head: bytes, bodies: list[bytes]) -> None:
         """Send messages with consecutive ids, each the head and a body, unless one is too large for the client."""
         size, limit = len(head) * len(bodies) + sum(map(len, bodies)), self._link.attach.max_message_size
@@ -134,33 +176,7 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
         if isinstance(item, StateReport):
             self._write_state(item)
             return True
-        ranges = item.ranges
-        while ranges:
-            if not self._connection.has_room:
-                self._connection.pump_later(self)
-                return False
-            if self._is_window_closed:
-                return False
-            part = self._next_portion(ranges)
-            if self._divide(ranges, STEP_MAX):
-                continue
-            try:
-                stored = self._stored(part, ranges)
-            except MessagesGone:
-                # The queue was deleted while these messages waited; the link is told separately.
-                stored = []
-            if stored is None:
-                return False
-            is_converted = any(messages.frames_channel != SECTIONS_CHANNEL for messages in stored)
-            if is_converted and self._divide_conversion(ranges):
-                continue
-            if stored:
-                self._write_part(item, part, stored)
-            if self._closed:
-                return False  # a message was too large
-            item.next_id += part.count
-            ranges.popleft()
-        return True
+        return self._write_ranges(item.ranges, partial(self._write_part, item))
 
     def _write_state(self, state: StateReport) -> None:
         # A client that has set the credit anew meanwhile keeps it.
@@ -174,17 +190,17 @@ class LinkOutput(WindowedOutput["_CheckedOut | StateReport"]):
             self._link.send_state(state.available, properties)
         self._connection.schedule_flush()
 
-    def _write_part(self, item: _CheckedOut, part: Range, stored: list[Messages]) -> None:
-        history = item.histories.get(part.history)
+    def _write_part(self, item: _CheckedOut, part: Range, stored: Sequence[Messages]) -> None:
+        """Write the messages of a range. There are none if their queue was deleted, which the link hears apart."""
+        history, contract = item.histories.get(part.history), item.count_contract
         first = item.next_id
+        item.next_id += part.count
+        if not stored:
+            return
+        next_id = first
         for messages in stored:
-            alike = self._connection.timed(
-                lambda messages=messages: delivered10(
-                    messages, part, history, count_contract=item.count_contract
-                )
-            )
-            for head, bodies in alike:
-                self._send(first, head, bodies)
-                first += len(bodies)
-        self.written_id = first
-        self._on_written(item.next_id, part.count, is_redelivered(part, history, item.count_contract))
+            for head, bodies in self._delivered(messages, part, history, contract):
+                self._send(next_id, head, bodies)
+                next_id += len(bodies)
+        self.written_id = next_id
+        self._on_written(first, part.count, is_redelivered(part, history, contract))

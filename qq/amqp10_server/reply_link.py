@@ -6,6 +6,8 @@ reply beyond the memory for clients that do not read, is lost.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.addresses import queue_address
@@ -14,17 +16,17 @@ from qq.amqp10.performatives import SenderSettleMode
 from qq.amqp10_server.delivering_link import DeliveringLink
 from qq.amqp10_server.errors import ConditionFault, error_reply
 from qq.amqp10_server.link_output import WindowedOutput
+from qq.client_sockets.message_output import CONVERTED_MAX
 from qq.machine.catalog.reply_names import REPLY_PREFIX
 from qq.machine.protocol.commands import ReplyTo
 from qq.machine.protocol.effects import Consuming
 from qq.ranges import Range
-from qq.sessions.deliveries10 import delivered10
-from qq.sessions.direct_replies import LoggedReplies
-from qq.sessions.entries import Messages, MessagesGone
+from qq.sessions.direct_replies import LoggedReplies, divided
+from qq.sessions.entries import Messages
 from qq.sessions.session_info import SessionFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from qq.amqp10.performatives import AttachFrame, SourceTerminus
     from qq.amqp10.sending_link import CreditSet, SendingLink
@@ -45,6 +47,13 @@ LOGGED_MAX = 50_000
 """Runs of replies in the log that may wait for a client that does not read."""
 
 
+@dataclass(slots=True, eq=False)
+class _Logged:
+    """Replies in the log."""
+
+    ranges: deque[Range]
+
+
 class _Unlogged(NamedTuple):
     """Replies that came without the log, and their octets of memory."""
 
@@ -52,7 +61,7 @@ class _Unlogged(NamedTuple):
     size: int
 
 
-class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
+class ReplyOutput(WindowedOutput["_Logged | _Unlogged"]):
     """The replies on their way out of a link: those in the log, and others."""
 
     def __init__(self, carrier: LinkCarrier, engine: Session10, link: SendingLink) -> None:
@@ -69,7 +78,7 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
             self._broker.counters.replies_dropped += part.count
             return
         self._logged += 1
-        self._put(part)
+        self._put(_Logged(deque((part,))))
 
     def unlogged(self, replies: Replies) -> None:
         """Send replies that came without the log. They are lost if too many wait."""
@@ -78,8 +87,12 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         if self._waiting and not direct.has_room(self._unlogged_bytes, size):
             self._broker.counters.replies_dropped += len(replies.messages)
             return
-        self._count_bytes(size)
-        self._put(_Unlogged(replies, size))
+        for step in divided(replies, CONVERTED_MAX):
+            if self._closed:  # an earlier step was too large
+                break
+            step_size = direct.size(step)
+            self._count_bytes(step_size)
+            self._put(_Unlogged(step, step_size))
 
     def close(self) -> None:
         super().close()
@@ -89,27 +102,25 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         self._unlogged_bytes += size
         self._broker.direct_replies.waiting_bytes += size
 
-    def _write(self, item: Range | _Unlogged) -> bool:
+    def _write(self, item: _Logged | _Unlogged) -> bool:
+        if isinstance(item, _Logged):
+            is_written = self._write_ranges(item.ranges, self._write_logged)
+            self._logged -= is_written
+            return is_written
         if self._is_window_closed:
             return False
-        if isinstance(item, _Unlogged):
-            _, _, name, _, _, _, frames_channel, messages = item.replies
-            self._write_replies(Messages("", name, frames_channel, messages))
-            if self._closed:
-                return False  # a message was too large
-            self._count_bytes(-item.size)
-            return True
-        try:
-            stored = self._stored(item, (item,))
-        except MessagesGone:
-            self._broker.counters.replies_dropped += item.count
-            stored = []
-        if stored is None:
-            return False
+        _, _, name, _, _, _, frames_channel, messages = item.replies
+        self._write_replies(Messages("", name, frames_channel, messages))
+        if self._closed:
+            return False  # a message was too large
+        self._count_bytes(-item.size)
+        return True
+
+    def _write_logged(self, part: Range, stored: Sequence[Messages]) -> None:
+        if not stored:
+            self._broker.counters.replies_dropped += part.count
         for messages in stored:
             self._write_replies(messages)
-        self._logged -= 1
-        return not self._closed
 
     def _write_replies(self, stored: Messages) -> None:
         """Write replies as far as the client has credit. The rest is lost."""
@@ -118,7 +129,7 @@ class ReplyOutput(WindowedOutput["Range | _Unlogged"]):
         counters.amqp10.replies_delivered += count
         if count and not self._closed:
             taken = stored._replace(messages=stored.messages[:count])
-            for head, bodies in delivered10(taken, Range(0, 0, count), None, count_contract=None):
+            for head, bodies in self._delivered(taken, Range(0, 0, count)):
                 self._send(0, head, bodies)
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp.commands import Basic
 
 from qq.amqp.encoding import ack_frame, deliveries, encode, get_ok, refusal_frame, returned
-from qq.client_sockets.message_output import MessageOutput
+from qq.client_sockets.message_output import CONVERTED_MAX, MessageOutput
 from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.protocol.commands import Settle
 from qq.ranges import Range, RangeMap
+from qq.sessions.direct_replies import divided
 from qq.sessions.entries import Messages, MessagesGone
 from qq.sessions.headers import delivered, in_frames, is_redelivered, published_to
 from qq.sessions.submissions import Urgency
@@ -105,9 +106,12 @@ class _Return(NamedTuple):
     effect: Returned
 
 
-class _DirectReply(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _DirectReply:
+    """Replies in the log that are not yet written."""
+
     tag: str
-    part: Range
+    ranges: deque[Range]
 
 
 class _Replies(NamedTuple):
@@ -171,7 +175,7 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
             self._broker.counters.replies_dropped += effect.count
             return
         self._replies_waiting += 1
-        self._put(_DirectReply(tag, Range(effect.index, effect.first_slot, effect.count)))
+        self._put(_DirectReply(tag, deque((Range(effect.index, effect.first_slot, effect.count),))))
 
     def replies(self, tag: str, replies: Replies) -> None:
         """Send messages that came without the log to the consumer of direct replies."""
@@ -180,8 +184,10 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         if self._waiting and not direct_replies.has_room(self._reply_bytes, size):
             self._broker.counters.replies_dropped += len(replies.messages)
             return
-        self._count_reply_bytes(size)
-        self._put(_Replies(tag, replies, size))
+        for step in divided(replies, CONVERTED_MAX):
+            step_size = direct_replies.size(step)
+            self._count_reply_bytes(step_size)
+            self._put(_Replies(tag, step, step_size))
 
     def _count_reply_bytes(self, size: int) -> None:
         self._reply_bytes += size
@@ -310,8 +316,11 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
             case _DirectReply():
                 return self._write_direct_reply(item)
             case _Replies():
-                name, messages = item.replies.name, item.replies.messages
-                self._write_replies(item.tag, Messages("", name, item.replies.frames_channel, messages))
+                _, _, name, _, _, _, frames_channel, messages = item.replies
+                stored = Messages("", name, frames_channel, messages)
+                if frames_channel == SECTIONS_CHANNEL:
+                    stored = self._timed_frames(stored)
+                self._write_replies(item.tag, stored)
                 self._count_reply_bytes(-item.size)
                 return True
 
@@ -466,17 +475,26 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         return True
 
     def _write_direct_reply(self, item: _DirectReply) -> bool:
-        part, counters = item.part, self._broker.counters
-        try:
-            stored = self._stored(part, (part,))
-        except MessagesGone:
-            counters.replies_dropped += part.count
-            self._replies_waiting -= 1
-            return True
-        if stored is None:
-            return False
-        for messages in stored:
-            self._write_replies(item.tag, messages)
+        ranges, connection = item.ranges, self._connection
+        while ranges:
+            if not connection.has_room:
+                connection.pump_later(self)
+                return False
+            part = self._next_portion(ranges)
+            try:
+                stored = self._stored(part, ranges)
+            except MessagesGone:
+                self._broker.counters.replies_dropped += part.count
+                ranges.popleft()
+                continue
+            if stored is None:
+                return False
+            stored = self._converted(ranges, stored)
+            if not stored:
+                continue
+            for messages in stored:
+                self._write_replies(item.tag, messages)
+            ranges.popleft()
         self._replies_waiting -= 1
         return True
 
@@ -498,10 +516,14 @@ class Outgoing(MessageOutput[_Item, "Carrier"]):
         """
         if all(messages.frames_channel != SECTIONS_CHANNEL for messages in stored):
             return stored
-        if self._divide_conversion(ranges):
+        if self._divide_conversion(ranges, stored):
             return []
-        frame_max = self._connection.frame_max
-        return self._connection.timed(lambda: [in_frames(each, self._number, frame_max) for each in stored])
+        return list(map(self._timed_frames, stored))
+
+    def _timed_frames(self, stored: Messages) -> Messages:
+        """Return messages as frames of this channel, and count the time of their conversion."""
+        number, connection = self._number, self._connection
+        return connection.timed(lambda: in_frames(stored, number, connection.frame_max))
 
     def _framed(
         self, stored: Messages, part: Range, history: History | None, count_contract: CountContract | None

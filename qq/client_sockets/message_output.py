@@ -143,8 +143,14 @@ class MessageOutput(ABC, Generic[ItemT, SocketT]):
         return True
 
     @classmethod
-    def _divide_conversion(cls, ranges: deque[Range]) -> bool:
-        """Split the first range into steps of a conversion. Return whether it was longer than a step."""
+    def _divide_conversion(cls, ranges: deque[Range], stored: Sequence[Messages]) -> bool:
+        """Split the first range, with its messages, into steps of a conversion.
+
+        Return whether it was longer than a step.
+        """
+        part = ranges[0]
+        if not part.size:  # the log does not tell the size of direct replies
+            ranges[0] = part._replace(size=sum(sum(map(len, each.messages)) for each in stored))
         return cls._divide(ranges, CONVERTED_MAX, CONVERTED_BYTES_MAX)
 
     def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from qq.amqp10.composites import encode_composite
 from qq.amqp10.sections import MESSAGE_ANNOTATIONS, encode_annotations
-from qq.amqp10.values import Array, Long, Symbol, Timestamp, UInt, ULong, Value, decode, encode
+from qq.amqp10.values import Array, Long, Symbol, Timestamp, UInt, ULong, Value, encode
 from qq.octets import is_utf8, octets_of
 from qq.sessions.headers import published_to, redelivery_headers
-from qq.stored.attributes10 import DELAY, delay_ms
+from qq.stored.attributes10 import DELAY, encoded_delay_ms
 from qq.stored.known import KNOWN_BYTES_MAX, KNOWN_MAX
 from qq.stored.leading import split_leading
 from qq.stored.to_frames import DEATHS
@@ -49,7 +49,7 @@ def delivered10(
     for leading, alike in split(stored.messages):
         if not is_first:
             head = _head(leading, place, part, history, count_contract)
-        elif sum(len(value) for _, value in leading.annotations) > KNOWN_BYTES_MAX:
+        elif sum(len(str(key)) + len(value) for key, value in leading.annotations) > KNOWN_BYTES_MAX:
             head = _first_head(leading, place)
         else:
             head = _known_first_head(leading, place)
@@ -106,7 +106,7 @@ def _encoded(
         durable=durable, first_acquirer=is_first, delivery_count=min(delivery_count, _UINT_MAX)
     )
     annotations = dict(published)
-    delay = delay_ms(decode(annotations[DELAY])) if DELAY in annotations else 0
+    delay = encoded_delay_ms(annotations[DELAY]) if DELAY in annotations else 0
     if delay:  # as in AMQP 0-9-1: it says how long the message was delayed
         annotations[DELAY] = encode(Long(-delay))
     exchange, routing_key = place

@@ -22,6 +22,8 @@ from cluster.runtime.ports import pack
 from qq.sessions.ports import Replies
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cluster.runtime.ports import Runtime
     from qq.machine.catalog.reply_names import Requester
     from qq.metrics.counters import Counters
@@ -52,6 +54,12 @@ EARLY_MAX = 1_000
 
 RESPONDERS_MAX = 1_000
 """Responders' channels whose last reply through the log is known for each requester."""
+
+
+def divided(replies: Replies, count: int) -> Iterator[Replies]:
+    """Yield the replies in parts of at most `count` messages."""
+    for at in range(0, len(replies.messages), count):
+        yield replies._replace(messages=replies.messages[at : at + count])
 
 
 class LoggedReplies:

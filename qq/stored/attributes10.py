@@ -36,6 +36,8 @@ SHOWN_MAX = 500
 """Characters of an invalid value in an error."""
 _OURS = frozenset((CC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
 SEQUENCE_MAX = 2**63 - 1
+_DELAY_BYTES_MAX = 64
+"""Octets of the longest usable value of `x-delay` as it is encoded: a string of 33 digits."""
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,32}", re.ASCII)
 _NO_INTEGERS = (bool, Timestamp)
 
@@ -75,6 +77,14 @@ def delay_ms(value: Value) -> int:
         return 0
     delay = int(cast("int | float | str", value))
     return delay if 0 < delay <= DURATION_MAX_MS else 0
+
+
+def encoded_delay_ms(octets: bytes) -> int:
+    """Return the delay in milliseconds that an encoded annotation wants; 0 if its value is unusable.
+
+    The value may come from a header of AMQP 0-9-1, and have more parts than `decode` reads.
+    """
+    return delay_ms(decode(octets)) if len(octets) <= _DELAY_BYTES_MAX else 0
 
 
 def _keys(value: Value) -> tuple[str, ...]:

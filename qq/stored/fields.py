@@ -81,12 +81,20 @@ def _octets(data: bytes, at: int, end: int) -> tuple[bytes, int]:
     return data[at + 4 : stop], stop
 
 
-def decode_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[common.FieldTable, int]:
+def decode_table(data: bytes, at: int, end: int) -> tuple[common.FieldTable, int]:
     """Return the table at `at` and its end, which must not be behind `end`.
 
     Octets of a field's name that are not UTF-8 are kept (qq/octets.py).
     Raises FieldError, IndexError or StructError.
     """
+    size = _U32.unpack_from(data, at)[0]
+    if TABLE_BYTES_MAX < size <= end - at - 4:
+        raise TableLimitExceeded(too_large(size))
+    return _table(data, at, end, 0)
+
+
+def _table(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldTable, int]:
+    """Return a table of any size."""
     table: common.FieldTable = {}
     at, stop = _container(data, at, end, depth)
     while at < stop:
@@ -115,8 +123,6 @@ def _container(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
         raise FieldError("a table or array runs over the end")
     if depth >= TABLE_DEPTH_MAX:
         raise TableLimitExceeded(too_deep())
-    if stop - at - 4 > TABLE_BYTES_MAX:
-        raise TableLimitExceeded(too_large(stop - at - 4))
     return at + 4, stop
 
 
@@ -128,7 +134,7 @@ def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValu
     if kind == 0x53:  # S
         return long_string(data, at + 1, end)
     if kind == 0x46:  # F
-        return decode_table(data, at + 1, end, depth + 1)
+        return _table(data, at + 1, end, depth + 1)
     if kind == 0x41:  # A
         return _array(data, at + 1, end, depth + 1)
     if kind == 0x56:  # V
@@ -239,7 +245,10 @@ def property_of(name: str, value: str | int) -> bytes:
 
 
 def decode_properties(properties: bytes) -> commands.Basic.Properties:
-    """Decode valid properties (see `properties_valid`); octets that are not UTF-8 are replaced."""
+    """Decode valid properties (see `properties_valid`); octets that are not UTF-8 are replaced.
+
+    The table of headers may be larger than the log can hold, because the broker adds headers to a delivery.
+    """
     values: dict[str, Any] = {}
     flags, at = _U16.unpack_from(properties)[0], 2
     for bit, (name, size) in enumerate(_PROPERTIES):
@@ -249,7 +258,7 @@ def decode_properties(properties: bytes) -> commands.Basic.Properties:
             stop = at + 1 + properties[at]
             values[name], at = properties[at + 1 : stop].decode("utf-8", "replace"), stop
         elif size == _TABLE:
-            values[name], at = decode_table(properties, at, len(properties))
+            values[name], at = _table(properties, at, len(properties), 0)
         elif size == 8:
             # The number stays as it was sent, because many clients send milliseconds, and a reader cannot know the
             # unit.

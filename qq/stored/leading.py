@@ -6,6 +6,7 @@ once. Sections that were checked when they were published (publishing10.py) can 
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp10.sections import (
@@ -22,6 +23,7 @@ from qq.amqp10.sections import (
     split_annotations,
 )
 from qq.amqp10.values import DESCRIBED, SMALL_ULONG
+from qq.octets import begin_alike
 from qq.stored.known import remembers
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
     from qq.amqp10.values import Value
 
+ALIKE_MIN = 16
+"""Messages that are first taken for alike. Fewer take no longer each by itself."""
 NO_HEADER = MessageHeader()
 _BARE = frozenset(
     bytes((DESCRIBED, SMALL_ULONG, code))
@@ -63,6 +67,9 @@ def read_header(octets: bytes) -> MessageHeader:
 
 def split_leading(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[bytes]]]:
     """Yield header and annotations of consecutive messages, and the rest of each message: bare message and footer."""
+    if len(messages) >= ALIKE_MIN and (alike := _split_alike(messages)) is not None:
+        yield alike
+        return
     leading, rests = NOTHING, list[bytes]()
     begin: bytes | None = None
     """The beginning of messages like the last, up to the descriptor of the bare message."""
@@ -79,3 +86,12 @@ def split_leading(messages: Sequence[bytes]) -> Iterator[tuple[Leading, list[byt
         begin = message[: size + 3] if bare in _BARE else None
     if rests:
         yield leading, rests
+
+
+def _split_alike(messages: Sequence[bytes]) -> tuple[Leading, list[bytes]] | None:
+    """Return header, annotations and rests of messages of equal size that all begin like the first, or `None`."""
+    first = messages[0]
+    size = first_from(first, PROPERTIES)
+    if first[size : size + 3] not in _BARE or not begin_alike(messages, first[: size + 3]):
+        return None
+    return read_leading(first[:size]), list(map(itemgetter(slice(size, None)), messages))

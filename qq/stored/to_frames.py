@@ -95,8 +95,8 @@ PLACES = {
     MessageProperties._fields.index("creation_time"): layout.TIMESTAMP,
 }
 """Places of properties in their section, and the flags of their counterparts."""
-_SAME_OCTETS = frozenset((0x50, 0x51, 0x60, 0x61, 0x70, 0x71, 0x80, 0x81, 0x72, 0x82))
-"""Constructors of numbers that are encoded alike in both protocols."""
+_SAME_OCTETS = frozenset((0x50, 0x51, 0x60, 0x61, 0x70, 0x71, 0x80, 0x81, 0x82))
+"""Constructors of numbers whose octets stay as they are. A binary32 may be a NaN that the conversion makes quiet."""
 _CONTENT_CLASS = 60
 _END = bytes([FRAME_END])
 _HEADER = Struct(">BHIHHQ")
@@ -172,7 +172,8 @@ def _replacement(message: bytes, stop: int, properties: bytes) -> Replacement | 
         named = section_items(message, end, stop)
         for key, item in zip(named[::2], named[1::2], strict=True):
             name = message[key.at : key.end]
-            if name in places and not name.startswith(b"x-") and name not in _FROM_ANNOTATIONS:
+            is_header = key.code in STRINGS and name in places
+            if is_header and not name.startswith(b"x-") and name not in _FROM_ANNOTATIONS:
                 values += _replaced_field(item, places[name] - layout.FLAGS_AT)
     return replacement(message, stop + len(_USUAL_DATA), properties, values)
 

@@ -30,6 +30,7 @@ from qq.amqp10.sections import (
 )
 from qq.amqp10.values import (
     STRINGS,
+    TIMESTAMP,
     UUID,
     Byte,
     Float,
@@ -167,7 +168,9 @@ def _replacement(octets: bytes, bare: bytes) -> Replacement | None:
         named = section_items(bare, end, len(bare))
         places = {bare[key.at : key.end]: item for key, item in zip(named[::2], named[1::2], strict=True)}
         for name, _, at, stop in layout.pairs(frame, layout.place(frame, layout.HEADERS)):
-            item = None if name.startswith(b"x-") else places.pop(name, None)
+            # As in `_read_headers`: names that are not UTF-8 may be equal, and the first counts.
+            shown = name.decode(errors="replace").encode()
+            item = None if name.startswith(b"x-") else places.pop(shown, None)
             if item is not None:
                 values += _replaced_field(frame, at, stop, item)
     return replacement(octets, len(octets), bare, values)
@@ -177,7 +180,8 @@ def _replaced(frame: bytes, at: int, item: Item, flag: int) -> Iterator[Replaced
     """Yield the property at `at` and its place in the sections, if its value can be replaced."""
     at -= layout.FLAGS_AT
     if flag == layout.TIMESTAMP:
-        yield Replaced(at, at + 8, item.at, item.end, _milliseconds_octets)
+        if item.code == TIMESTAMP:  # a time beyond the range is lost
+            yield Replaced(at, at + 8, item.at, item.end, _milliseconds_octets)
         return
     stop = at + 1 + frame[at + layout.FLAGS_AT]
     if item.code in STRINGS:

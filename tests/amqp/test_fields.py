@@ -178,6 +178,11 @@ def test_tables_may_be_large_but_not_too_large() -> None:
         check_properties(headers(table(b"\x01aS" + table(b"x" * (TABLE_BYTES_MAX - 6)))))
 
 
+def test_headers_are_read_when_those_of_the_broker_are_many() -> None:
+    delivered = headers(table(b"\x01aS" + table(b"x" * TABLE_BYTES_MAX)))
+    assert decode_properties(delivered).headers == {"a": "x" * TABLE_BYTES_MAX}
+
+
 def test_arguments_nested_too_deeply_close_the_channel() -> None:
     bind = struct.pack(">I", commands.Queue.Bind.index) + b"\0\0\1q\1x\0\0"
     assert decode_method(bind + nested(TABLE_DEPTH_MAX)).queue == "q"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pika
@@ -19,10 +20,15 @@ from qq.amqp10.performatives import (
     TargetTerminus,
     TransferFrame,
 )
+from qq.client_sockets.message_output import CONVERTED_BYTES_MAX, CONVERTED_MAX
+from qq.stored.leading import Leading
 from qq.stored.publishing10 import properties_of
+from qq.stored.to_sections import split_frames
 from qq.testing import ClusterNode
 from tests.amqp10_server.lone_broker10 import LoneBroker10, ManagementClient
 from tests.amqp10_server.socket_client import SocketClient, data
+from tests.harness.sections_publisher import publish_stored
+from tests.stored.messages091 import frames
 
 CAPABILITIES = ("rabbitmq:volatile-queue",)
 SOURCE = SourceTerminus(dynamic=True, expiry_policy="link-detach", capabilities=CAPABILITIES)
@@ -100,6 +106,31 @@ def test_reply_of_a_link_reaches_amqp_0_9_1(client: SocketClient, channel: Any, 
     client.until(DispositionFrame)
     channel.connection.process_data_events(5)
     assert replies == [b"reply"]
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_replies_of_amqp_0_9_1_are_converted_in_steps(
+    broker: LoneBroker10, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Large runs of replies go through the log, small ones do not."""
+    steps: list[list[int]] = []
+
+    def split(messages: list[bytes]) -> Iterator[tuple[Leading, list[bytes]]]:
+        steps.append(list(map(len, messages)))
+        return split_frames(messages)
+
+    monkeypatch.setattr("qq.sessions.deliveries10.split_frames", split)
+    bodies = [b"%04d" % number + bytes(size) for number in range(600)]
+    with ManagementClient(broker.amqp_port) as client:
+        client.begin()
+        name = source_queue(address_of_replies(client, 1000))
+        replies = [frames({}, body) for body in bodies]
+        broker.await_on_loop(publish_stored(broker.broker, "", name, [(None, replies)], 1))
+        for body in bodies:
+            assert next_reply(client).payload.endswith(body)
+    assert sum(map(len, steps)) == len(bodies)
+    assert max(map(len, steps)) <= CONVERTED_MAX
+    assert max(map(sum, steps)) <= CONVERTED_BYTES_MAX
 
 
 def test_reply_without_credit_is_lost(client: SocketClient, channel: Any) -> None:

@@ -93,6 +93,18 @@ def test_consumer_and_get_have_converted_messages(broker: LoneBroker, channel: A
     assert (method.redelivered, body, found.type) == (False, message10(body=[(VALUE, None)]), "amqp-1.0")
 
 
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list that gets the sizes of the messages of each conversion."""
+    steps: list[list[int]] = []
+
+    def convert(messages: list[bytes], number: int, frame_max: int) -> list[bytes]:
+        steps.append(list(map(len, messages)))
+        return to_frames(messages, number, frame_max)
+
+    monkeypatch.setattr("qq.sessions.headers.to_frames", convert)
+    return steps
+
+
 def test_messages_of_a_range_are_converted_in_steps(
     broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,19 +113,36 @@ def test_messages_of_a_range_are_converted_in_steps(
     small = [message10(HEAD, {"x-i": UInt(number)}) for number in range(600)]
     publish(broker, "q", *small)
     publish(broker, "q", *large)
-    steps: list[list[int]] = []
-
-    def convert(messages: list[bytes], number: int, frame_max: int) -> list[bytes]:
-        steps.append(list(map(len, messages)))
-        return to_frames(messages, number, frame_max)
-
-    monkeypatch.setattr("qq.sessions.headers.to_frames", convert)
+    steps = conversions(monkeypatch)
     deliveries = channel.consume("q", auto_ack=True, inactivity_timeout=10)
     numbers = [next(deliveries)[1].headers["x-i"] for _ in range(620)]
     assert numbers == [*range(600), *range(20)]
     assert max(map(len, steps)) <= CONVERTED_MAX
     assert max(map(sum, steps)) <= CONVERTED_BYTES_MAX
     assert len(steps) < 10
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_direct_replies_are_converted_in_steps(
+    broker: LoneBroker, channel: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Large runs of replies go through the log, small ones do not."""
+    declare(channel, "q")
+    replies: list[bytes] = []
+    channel.basic_consume("amq.rabbitmq.reply-to", lambda *parts: replies.append(parts[-1]), auto_ack=True)
+    request = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to")
+    channel.basic_publish("", "q", b"request", request)
+    _, properties, _ = got(channel, "q")
+    steps = conversions(monkeypatch)
+    bodies = [b"%04d" % number + bytes(size) for number in range(600)]
+    publish(broker, properties.reply_to, *(message10(HEAD, body=[(DATA, body)]) for body in bodies))
+    deadline_s = time.monotonic() + 10
+    while len(replies) < len(bodies) and time.monotonic() < deadline_s:
+        channel.connection.process_data_events(0.1)
+    assert replies == bodies
+    assert sum(map(len, steps)) == len(bodies)
+    assert max(map(len, steps)) <= CONVERTED_MAX
+    assert max(map(sum, steps)) <= CONVERTED_BYTES_MAX
 
 
 def test_messages_of_both_kinds_keep_their_order(broker: LoneBroker, channel: Any) -> None:

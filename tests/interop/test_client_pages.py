@@ -18,6 +18,7 @@ from qq.testing import LocalCluster
 from tests.harness.node_in_use import node_in_use
 from tests.interop.balancer import balancer
 from tests.interop.needed import fetched, installed, needs
+from tests.interop.queues import declare_queue
 from tests.interop.sources import (
     CARGO_ENVIRONMENT,
     GO_ENVIRONMENT,
@@ -181,9 +182,7 @@ def test_program_survives_the_death_of_its_node(
 ) -> None:
     with LocalCluster() as cluster:
         if program.queue in UNDECLARED:
-            with pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection:
-                channel = connection.channel()
-                channel.queue_declare(program.queue, durable=True, arguments={"x-queue-type": "quorum"})
+            declare_queue(cluster.nodes[0], program.queue)
             wait_for_no_client(cluster)
         survives(program, cluster, nodes(cluster))
 

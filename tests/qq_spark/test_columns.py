@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qq.http.documents.arrow import COLUMNS, ArrowMessages
-from qq.management.changes.leases import LeasedMessages
-from qq.management.time_slices import Slices
 from qq.octets import text_of
 from qq.stored.fields import FIXED, join_properties, properties_valid
-from qq_spark.columns import COLUMNS as SPARK_COLUMNS
-from qq_spark.columns import TIME_MAX_MS, arrow_type, converted
+from qq_spark.columns import TIME_MAX_MS
+from tests.harness.spark_rows import refuse, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-pa: Any = pytest.importorskip("pyarrow")
+    from collections.abc import Sequence
 
 SHORT_STRINGS = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration"),
@@ -91,25 +84,6 @@ def stored(encoded: bytes, body: bytes) -> bytes:
 
     header = frame(2, b"\0<\0\0" + len(body).to_bytes(8, "big") + encoded)
     return header + (frame(3, body) if body else b"")
-
-
-def rows_of(messages: Sequence[bytes], text: str) -> list[dict[str, Any]]:
-    """Return the rows that Spark gets of messages."""
-
-    async def leased() -> AsyncIterator[LeasedMessages]:
-        yield LeasedMessages(0, 0, text, text, False, 0, messages)
-
-    async def stream() -> bytes:
-        arrow = ArrowMessages(pa, "queue", list(COLUMNS))
-        return b"".join([bytes(part) async for part in arrow.parts(leased(), Slices())])
-
-    schema = pa.schema([(name, arrow_type(types[0])) for name, types in SPARK_COLUMNS.items()])
-    batches = pa.ipc.open_stream(asyncio.run(stream()))
-    return list(chain.from_iterable(converted(batch, schema, "queue").to_pylist() for batch in batches))
-
-
-def refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is not JSON")
 
 
 @given(

@@ -13,13 +13,14 @@ from qq.amqp10.values import Array, Int, Long, Symbol, Timestamp, UInt, ULong, e
 from qq.machine.protocol.death_history import EXPIRED, REJECTED, History, annotated, died
 from qq.machine.protocol.effects import CountContract
 from qq.ranges import Range
-from qq.sessions.deliveries10 import delivered10
+from qq.sessions.deliveries10 import _known_first_head, delivered10
 from qq.sessions.entries import Messages
 from qq.sessions.headers import delivered, in_frames
 from qq.stored.editing import content
+from qq.stored.known import KNOWN_BYTES_MAX
 from qq.stored.publishing10 import PublishedSections
 from tests.amqp10.amqp10_values import typed
-from tests.stored.messages091 import frames, messages091, short
+from tests.stored.messages091 import frames, messages091, short, sized, table
 from tests.stored.messages10 import message10, messages10
 
 PLACE = {Symbol("x-exchange"): "e", Symbol("x-routing-key"): "k"}
@@ -171,6 +172,20 @@ def test_names_that_are_not_utf8_are_binary() -> None:
 def test_used_delay_is_shown_as_negative() -> None:
     assert head_of(message10(annotations={"x-delay": Int(500)}), part())[1]["x-delay"] == -500
     assert head_of(message10(annotations={"x-delay": Int(-500)}), part())[1]["x-delay"] == -500
+
+
+def test_header_x_delay_has_no_effect_when_it_is_a_long_array() -> None:
+    delay = b"A" + sized(b"V" * 20_000)
+    [(head, _)] = delivered10(
+        of_kind(1, frames({"headers": table([(b"x-delay", delay)])}, b"")), part(), None, count_contract="4.0"
+    )
+    assert encode([None] * 20_000) in head
+
+
+def test_head_is_forgotten_when_its_names_are_long() -> None:
+    before = _known_first_head.cache_info().currsize
+    head_of(message10(annotations={"x-" + "n" * KNOWN_BYTES_MAX: None}), part())
+    assert _known_first_head.cache_info().currsize == before
 
 
 def test_message_of_frames_is_converted() -> None:

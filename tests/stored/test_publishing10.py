@@ -137,10 +137,12 @@ def test_messages_before_an_invalid_message_are_published() -> None:
         next(reader)
 
 
+@pytest.mark.parametrize("count", [2, 200])
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize(
     "other",
     [
+        message10(HEAD, body=[(DATA, b"b0dy")]),
         message10(MessageHeader(durable=True, priority=2)),
         message10(HEAD, body=[(DATA, b"bod")]) + b"x",
         message10(HEAD) + b"x",
@@ -149,11 +151,11 @@ def test_messages_before_an_invalid_message_are_published() -> None:
         message10(HEAD, footer={"x-f": True}),
     ],
 )
-def test_message_among_alike_messages_is_read_exactly(other: bytes, is_first: bool) -> None:
+def test_message_among_alike_messages_is_read_exactly(other: bytes, is_first: bool, count: int) -> None:
     alike = message10(HEAD)
     known = PublishedSections("guest")
     assert list(known.group([alike])) == grouped(alike)
-    messages = [other, alike, alike] if is_first else [alike, alike, other]
+    messages = [other, *[alike] * count] if is_first else [*[alike] * count, other]
     try:
         expected = grouped(other)
     except ConditionError as refused:

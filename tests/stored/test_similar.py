@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qq.amqp10.sections import DATA, VALUE, MessageHeader, MessageProperties
-from qq.amqp10.values import Long, Symbol, Timestamp, UInt, ULong, Uuid
+from qq.amqp10.values import Float, Long, Symbol, Timestamp, UInt, ULong, Uuid
 from qq.stored import to_frames, to_sections
 from qq.stored.leading import Leading
 from qq.stored.publishing10 import PublishedSections
@@ -65,7 +66,7 @@ _values = st.one_of(
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1).map(Timestamp),
 )
-_names = st.sampled_from(["a", "x-a", "CC", "timestamp_in_ms", "x-message-id"])
+_names = st.sampled_from(["a", b"a", UInt(97), "x-a", "CC", "timestamp_in_ms", "x-message-id"])
 
 
 @given(
@@ -80,6 +81,10 @@ _names = st.sampled_from(["a", "x-a", "CC", "timestamp_in_ms", "x-message-id"])
         max_size=5,
     ),
     st.sampled_from([None, {"x-a": "b"}, {"x-cc": ["k"], "x-opt-rabbitmq-received-time": Timestamp(5)}]),
+)
+@example(
+    [(None, None, None, {key: "aaaa", "a": text}) for key in (b"a", UInt(97)) for text in ("bbb", "ccc")],
+    None,
 )
 def test_sections_with_other_values_are_converted(
     drawn: list[Any], annotations: dict[str, Any] | None
@@ -97,6 +102,11 @@ def test_sections_with_other_values_are_converted(
     )
 
 
+def test_number_of_32_bits_is_converted_when_it_is_no_number() -> None:
+    number = message10(named={"a": Float(1.5)})
+    expect_frames([number, number.replace(struct.pack(">f", 1.5), b"\x7f\x80\0\1")])
+
+
 @given(st.lists(messages10(), min_size=1, max_size=5))
 def test_any_sections_are_converted_alone_and_together(messages: list[bytes]) -> None:
     expect_frames([message for _, alike in PublishedSections(None).group(messages) for message in alike])
@@ -106,6 +116,8 @@ _short_texts = st.sampled_from(
     [b"urn:uuid:00010203-0405-0607-0809-0a0b0c0d0e0f", b"urn:uuid:0", b"\xff\xff", b"\xc3\xa9"]
 )
 _short = st.uuids().map(lambda one: one.urn.encode()) | st.binary(min_size=2, max_size=3) | _short_texts
+SHOWN = "\ufffd".encode()
+"""A name as which names that are not UTF-8 are shown."""
 _fields = st.one_of(
     st.text("ab\xe9\0", min_size=2, max_size=3).map(lambda text: b"S" + sized(text.encode())),
     st.binary(min_size=2, max_size=2).map(lambda octets: b"S" + sized(octets)),
@@ -126,12 +138,16 @@ _fields = st.one_of(
                     | st.integers(0, 2**40).map(lambda at: at.to_bytes(8)),
                 },
             ),
-            st.lists(st.tuples(st.sampled_from([b"a", b"b", b"x-a", b"\xff"]), _fields), max_size=3),
+            st.lists(st.tuples(st.sampled_from([b"a", b"b", b"x-a", b"\xff", SHOWN]), _fields), max_size=3),
         ),
         min_size=1,
         max_size=5,
     )
 )
+@example(
+    [({}, [(b"\xff", b"S" + sized(b"aaa")), (SHOWN, b"S" + sized(text))]) for text in (b"bbbb", b"cccc")]
+)
+@example([({"timestamp": time, "app_id": short(b"a")}, []) for time in (b"\xff" * 8, bytes(8))])
 def test_frames_with_other_values_are_converted(drawn: list[Any]) -> None:
     expect_sections(
         [frames(values | ({"headers": table(pairs)} if pairs else {}), b"body") for values, pairs in drawn]
