@@ -12,6 +12,8 @@ from chaos.sim.workload.linking_client import ACCEPTED, REJECTED, RELEASED, Link
 from chaos.sim.world.cluster import SimulationOptions
 from qq.amqp10.link import Link10
 from qq.amqp10.sending_link import SendingLink, SessionDeliveries
+from qq.amqp10.session import SettlementRequested
+from qq.amqp10_server.connection import Amqp10Connection
 from qq.amqp10_server.consuming_link import ConsumingLink
 from qq.amqp10_server.delivering_link import DeliveringLink
 from qq.amqp10_server.link_output import LinkOutput
@@ -32,7 +34,7 @@ OPTIONS = SimulationOptions(
     retained_bytes=2**20,
 )
 SEEDS_MAX = 60
-BUSY_SEED = 2
+BUSY_SEED = 4
 """A seed with many drains."""
 OUTCOMES_MIN, DELIVERIES_MIN = 100, 100
 
@@ -119,6 +121,19 @@ def accepts_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Submissions, "_submit", accept_too_early)
 
 
+def settles_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Amqp10Connection._handle
+
+    def settle_too_early(self: Amqp10Connection, event: Any) -> None:
+        if isinstance(event, SettlementRequested):
+            event.session.settle(event)
+            self._schedule_flush()
+        else:
+            handle(self, event)
+
+    monkeypatch.setattr(Amqp10Connection, "_handle", settle_too_early)
+
+
 def accepts_unknown_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PublishingLink, "refuse_unconfirmed", PublishingLink.confirm)
 
@@ -138,6 +153,7 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     settles_the_next_delivery_too: "promise='(lost|acknowledged)'",
     loses_messages_by_conversion: "promise='lost'",
     accepts_before_the_commit: "is confirmed, and not in the log",
+    settles_before_the_commit: "is delivered after a consumer has accepted it",
     accepts_unknown_outcomes: "which no queue got|is confirmed, and not in the log",
     keeps_messages_of_detached_links: "messages are left",
     bars_handles_until_the_detach_is_answered: "handle-in-use",
