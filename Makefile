@@ -17,7 +17,7 @@
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" LATENCY="--repeat 1" PROTOCOLS="--only window" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" CODEC="--repeat 5" DEAREST="--repeat 1" HURT="--only disk" FLOODS="--short"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
-#              FAILOVER="--repeat 1 --busy 0" CHECKER="--rows 1000000"
+#              FAILOVER="--repeat 1 --busy 0" CHECKER="--rows 1000000" DATA_FRAMES="--rows 10000000 --only archive"
 #   make setup PYTHON=python3.13         another interpreter than python3
 
 PYTHON ?= python3
@@ -43,6 +43,7 @@ UPKEEP ?=
 MEMBERS ?=
 FAILOVER ?=
 CHECKER ?=
+DATA_FRAMES ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -196,6 +197,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/members.py $(MEMBERS) || missed=1; \
 	$(BIN)/python tests/benchmarks/failover.py $(FAILOVER) || missed=1; \
 	$(BIN)/python tests/benchmarks/checker.py $(CHECKER) || missed=1; \
+	$(BIN)/python tests/benchmarks/data_frames.py $(DATA_FRAMES) || missed=1; \
 	exit $$missed
 
 sim: $(VENV)/chaos-stamp

@@ -117,12 +117,13 @@ class _Field(NamedTuple):
 class CompositeDefinition:
     """What a named tuple's annotations say: the fields of the list, behind its descriptor."""
 
-    __slots__ = ("_cls", "_fields", "_head", "name")
+    __slots__ = ("_cls", "_fields", "_head", "_is_complete", "name")
 
-    def __init__(self, cls: Any, code: int, name: str) -> None:
+    def __init__(self, cls: Any, code: int, name: str, *, is_complete: bool) -> None:
         self.name = name
         """The symbolic descriptor."""
         self._cls = cls
+        self._is_complete = is_complete
         self._head = bytes((DESCRIBED, SMALL_ULONG, code))
         self._fields = [
             _Field(
@@ -147,12 +148,15 @@ class CompositeDefinition:
         return self._cls._make(map(self._field, fields, value + [None] * absent))
 
     def encode(self, composite: Any) -> bytes:
-        """Encode the described list, without the fields at its end that have their defaults."""
+        """Encode the described list.
+
+        Unless the list must be complete, it lacks the fields at its end that have their defaults.
+        """
         encoded = [
             b"\x40" if value is None or value == field.default else field.type.encode(value)
             for field, value in zip(self._fields, composite, strict=True)
         ]
-        while encoded and encoded[-1] == b"\x40":
+        while encoded and encoded[-1] == b"\x40" and not self._is_complete:
             encoded.pop()
         return self._head + encode_list(encoded)
 
@@ -186,11 +190,15 @@ _RECURSIVE = {"Array": Array, "Described": Described, "Value": Any}
 _Class = TypeVar("_Class", bound=type)
 
 
-def composite(code: int, name: str) -> Callable[[_Class], _Class]:
-    """Make a named tuple the definition of the composite with this descriptor, as a number and as a symbol."""
+def composite(code: int, name: str, *, is_complete: bool = False) -> Callable[[_Class], _Class]:
+    """Make a named tuple the definition of the composite with this descriptor, as a number and as a symbol.
+
+    If it `is_complete`, it is encoded with all its fields.
+    """
 
     def define(cls: _Class) -> _Class:
-        _BY_CLASS[cls] = _BY_CODE[code] = _BY_NAME[name] = CompositeDefinition(cls, code, name)
+        definition = CompositeDefinition(cls, code, name, is_complete=is_complete)
+        _BY_CLASS[cls] = _BY_CODE[code] = _BY_NAME[name] = definition
         return cls
 
     return define

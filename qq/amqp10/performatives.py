@@ -66,9 +66,12 @@ _ExpiryPolicy: TypeAlias = Annotated[str, field_type("symbol", Symbol, _expiry_p
 _SaslCode: TypeAlias = Annotated[SaslCode, field_type("ubyte", UByte, SaslCode)]
 
 
-@composite(0x1D, "amqp:error:list")
+@composite(0x1D, "amqp:error:list", is_complete=True)
 class ErrorReply(NamedTuple):
-    """Why a link, session or connection ends, or a message was rejected."""
+    """Why a link, session or connection ends, or a message was rejected.
+
+    Microsoft's clients for Python read all fields, so none is left out.
+    """
 
     condition: Name
     description: Text | None = None

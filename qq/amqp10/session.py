@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from qq.amqp10.performatives import ErrorReply, SessionPerformative
     from qq.amqp10.values import Value
 
+Outcome = AcceptedState | RejectedState | ReleasedState | ModifiedState
+"""The state of a delivery that has ended."""
+
 ANNOTATIONS_BYTES_MAX = 4096
 """Octets of the annotations of an outcome `modified`, because the message keeps them."""
 
@@ -86,6 +89,18 @@ class WindowOpened(NamedTuple):
     session: Session10
 
 
+class SettlementRequested(NamedTuple):
+    """The client has told an outcome that the node has to settle.
+
+    Answer with `Session10.settle` when the log has the outcome.
+    """
+
+    session: Session10
+    ranges: list[tuple[int, int]]
+    """The first and last ids of deliveries, also of those that the client does not hold."""
+    state: Outcome
+
+
 class EndRequested(NamedTuple):
     """The client ends the session. Answer with `Session10.ended` when the work of the session has ended."""
 
@@ -108,6 +123,7 @@ SessionEvent = (
     | DetachRequested
     | LinkFault
     | WindowOpened
+    | SettlementRequested
     | EndRequested
     | SessionFault
 )
@@ -213,11 +229,18 @@ class Session10:
             return
         if state is None:
             return
-        for first, last in _joined(ranges):
+        joined = _joined(ranges)
+        for first, last in joined:
             for link, key, count in self.deliveries.settle(first, last):
                 events.append(Settled(link, state, key, count))
-            if not disposition.settled:
-                self.windows.write(DispositionFrame(False, first, last, settled=True, state=state))
+        if not disposition.settled:
+            events.append(SettlementRequested(self, joined, state))
+
+    def settle(self, request: SettlementRequested) -> None:
+        """Settle deliveries for the client. No effect if the session has ended."""
+        if self.state is SessionPhase.OPEN or self.state is SessionPhase.END_REQUESTED:
+            for first, last in request.ranges:
+                self.windows.write(DispositionFrame(False, first, last, settled=True, state=request.state))
 
     def receive(self, performative: SessionPerformative, payload: bytes, events: list[Any]) -> None:
         """Take a frame that is not the beginning of a session."""
@@ -342,17 +365,12 @@ class Session10:
         events.append(SessionFault(self, error))
 
 
-_OUTCOMES = (AcceptedState, RejectedState, ReleasedState, ModifiedState)
-
-
-def _outcome(
-    disposition: DispositionFrame,
-) -> AcceptedState | RejectedState | ReleasedState | ModifiedState | None:
+def _outcome(disposition: DispositionFrame) -> Outcome | None:
     """Return the outcome, or `None` if the deliveries stay unsettled. Raises `SessionFailure`."""
     state = disposition.state
     if state is None or isinstance(state, ReceivedState):
         return ReleasedState() if disposition.settled else None  # the default outcome of a source
-    if not isinstance(state, _OUTCOMES):
+    if not isinstance(state, Outcome):
         raise SessionFailure(Condition.INVALID_FIELD, "unrecognised state of a disposition")
     if isinstance(state, ModifiedState) and state.message_annotations:
         _check_annotations(state.message_annotations)

@@ -27,7 +27,14 @@ from qq.amqp10.link import DetachRequested, LinkFault
 from qq.amqp10.performatives import Coordinator, ReceiverSettleMode, SenderSettleMode
 from qq.amqp10.receiving_link import Deliveries, ReceivingLink
 from qq.amqp10.sending_link import CreditSet, SendingLink, Settled
-from qq.amqp10.session import EndRequested, LinkRequested, SessionFault, SessionPhase, WindowOpened
+from qq.amqp10.session import (
+    EndRequested,
+    LinkRequested,
+    SessionFault,
+    SessionPhase,
+    SettlementRequested,
+    WindowOpened,
+)
 from qq.amqp10_server.attaching import (
     accepted_source,
     check_new,
@@ -52,6 +59,7 @@ from qq.client_sockets.protocol_choice import ServedProtocol
 from qq.errors import ReplyCode
 from qq.machine.protocol.commands import SINCE, AttachConsumer
 from qq.sasl import EXTERNAL, PASSWORD_MECHANISMS, InvalidResponse
+from qq.sessions.pending_requests import COMMAND_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -282,6 +290,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                 self._detach_when_done(link)
             case LinkFault(link, error):
                 self.detach(link, reply_to(error))
+            case SettlementRequested(session):
+                self._when_applied(partial(session.settle, event), COMMAND_BYTES * len(event.ranges))
             case EndRequested(session):
                 self._end_when_published(session)
             case SessionFault(session, error):
@@ -461,14 +471,14 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
 
         return guarded_work
 
-    def _when_applied(self, then: Callable[[], None]) -> None:
-        """Call `then` when all requests of the connection have been applied."""
+    def _when_applied(self, then: Callable[[], None], size: int = 0) -> None:
+        """Call `then` when all requests of the connection have been applied. Meanwhile this counts as `size` octets."""
 
         def applied() -> None:
             then()
             self._schedule_flush()
 
-        self._broker.submissions.read_barrier(self.guarded(applied), self.lane)
+        self._broker.submissions.read_barrier(self.guarded(applied), self.lane, size=size)
 
     # Back-pressure
 

@@ -112,7 +112,7 @@ class Batch:
 
     def add(self, payer: Payer, command: Command, steps: int, size: int) -> None:
         self._commands.append(command)
-        self._count(payer, steps, size)
+        self.count(payer, steps, size)
 
     def publish(
         self,
@@ -125,9 +125,10 @@ class Batch:
         """Add a command and its messages."""
         self._commands.append(command)
         self._messages += messages
-        self._count(payer, steps, size)
+        self.count(payer, steps, size)
 
-    def _count(self, payer: Payer, steps: int, size: int) -> None:
+    def count(self, payer: Payer, steps: int, size: int) -> None:
+        """Add to the cost of the batch."""
         self.steps += steps
         self.bytes += size
         self.bytes_by_payer[payer] = self.bytes_by_payer.get(payer, 0) + size

@@ -145,9 +145,13 @@ class Callback(NamedTuple):
     """A function to call when all earlier requests of the lane have been applied or abandoned."""
 
     call: Callable[[], None]
+    size: int = 0
+    """Octets that it counts as."""
 
-    def take(self, batch: Batch, _lane: Lane, _costs: Costs) -> PartOutcome:
+    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> PartOutcome:
         batch.callbacks.append(self.call)
+        if self.size:
+            batch.count(lane, 0, self.size)
         return PartOutcome.TAKEN
 
 

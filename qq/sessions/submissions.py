@@ -202,14 +202,16 @@ class Submissions:
         self._enqueue(lane, pending, pending.size)
 
     def read_barrier(
-        self, callback: Callable[[], None], lane: Lane | None = None, *, is_urgent: bool = True
+        self, callback: Callable[[], None], lane: Lane | None = None, *, is_urgent: bool = True, size: int = 0
     ) -> None:
         """Call `callback` when all earlier requests of the lane are applied or abandoned.
 
         By then this node has applied all that the cluster had committed before the call: a batch goes through the log
-        for this, even if it is empty. A barrier that is not urgent waits for the next request, or a moment.
+        for this, even if it is empty. A barrier that is not urgent waits for the next request, or a moment. `size` is
+        the number of octets that it counts as, if a client may ask for any number of barriers.
         """
-        self._enqueue(lane or self._own, Callback(callback), 0, wait_s=0.0 if is_urgent else MOMENT_S)
+        wait_s = 0.0 if is_urgent else MOMENT_S
+        self._enqueue(lane or self._own, Callback(callback, size), size, wait_s=wait_s)
 
     def can_read(self, lane: Lane) -> bool:
         """Return whether a read for this lane needs no entry: its requests are submitted, and the leader answers."""

@@ -200,11 +200,19 @@ def test_dispositions_settle_ranges(ranges: list[tuple[int, int]], settled: list
     assert client.read() == []
 
 
-def test_unsettled_disposition_is_answered_by_the_sender() -> None:
+def test_server_settles_an_outcome_when_the_shell_says_so() -> None:
     client, link = consuming()
-    events = client.send(DispositionFrame(True, 2, 4, state=AcceptedState()))
-    assert events == [Settled(link, AcceptedState(), 102, 3)]
+    settled, request = client.send(DispositionFrame(True, 2, 4, state=AcceptedState()))
+    assert settled == Settled(link, AcceptedState(), 102, 3)
+    assert client.read() == []
+    request.session.settle(request)
     assert client.read() == [DispositionFrame(False, 2, 4, True, AcceptedState())]
+    assert len(client.send(EndFrame())) == 1
+    request.session.settle(request)
+    assert len(client.read()) == 1  # the client may wait for it until its end is answered
+    request.session.ended()
+    request.session.settle(request)
+    assert client.read() == [EndFrame()]
 
 
 def test_state_without_an_outcome_settles_no_delivery() -> None:

@@ -93,15 +93,20 @@ def test_outcome_is_shortened_when_its_error_is_long(
     client.flow(handle=0, delivery_count=0, link_credit=2)
     link.deliver(0, b"", [b"1", b"2"])
     client.server.out.clear()
-    client.send(DispositionFrame(True, 0, state=RejectedState(error)))
+    answer_outcome(client, DispositionFrame(True, 0, state=RejectedState(error)))
     [answer] = read(client)
     assert isinstance(answer.state, RejectedState)
     assert (answer.state.error is None) == (expected is None)
     annotations = {Symbol("x-a"): "a" * 600}
-    client.send(DispositionFrame(True, 1, state=ModifiedState(True, False, annotations)))
+    answer_outcome(client, DispositionFrame(True, 1, state=ModifiedState(True, False, annotations)))
     assert read(client) == [
         DispositionFrame(False, 1, 1, settled=True, state=ModifiedState(delivery_failed=True))
     ]
+
+
+def answer_outcome(client: Client10, outcome: DispositionFrame) -> None:
+    _, request = client.send(outcome)
+    request.session.settle(request)
 
 
 @pytest.mark.parametrize("role", [False, True])

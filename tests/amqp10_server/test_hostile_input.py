@@ -13,6 +13,7 @@ from cluster.raft.messages import Alarm
 from qq.amqp10.composites import encode_composite
 from qq.amqp10.connection import Phase10
 from qq.amqp10.performatives import (
+    AcceptedState,
     AttachFrame,
     CloseFrame,
     DetachFrame,
@@ -216,6 +217,45 @@ def test_client_is_told_its_error_when_its_close_follows(
     assert error is not None
     assert error.condition == "amqp:decode-error"
     assert client.receive() is None
+
+
+def test_outcome_is_settled_when_the_log_has_it(broker: LoneBroker10, client: SocketClient) -> None:
+    deliver(client, 3)
+    broker.call(setattr, broker.group, "holding", True)
+    asked = frame(DispositionFrame(True, 0, 2, state=AcceptedState()))
+    client.write(asked + asked)  # the node settles a repeated outcome as late as the first
+    wait_until(lambda: bool(broker.group._held), "the outcome")
+    broker.pass_some_time()
+    client._socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.receive()
+    broker.call(broker.group.release)
+    client._socket.settimeout(10)
+    assert [client.expect(DispositionFrame) for _ in range(2)] == 2 * [
+        DispositionFrame(False, 0, 2, True, AcceptedState())
+    ]
+    assert broker.broker.submissions.pending_bytes == 0
+
+
+def test_outcomes_that_wait_for_the_log_are_bounded(broker: LoneBroker10, client: SocketClient) -> None:
+    broker.call(setattr, broker.group, "holding", True)
+    connection = connection_of(broker)
+    client.write(frame(DispositionFrame(True, 70_000, state=AcceptedState())) * 50_000)
+    submissions = broker.broker.submissions
+    wait_until(lambda: not connection.is_read and submissions.pending_bytes > 1_000_000, "back-pressure")
+    broker.call(broker.group.release)
+    wait_until(lambda: connection.is_read, "the connection to be read again")
+
+
+def deliver(client: SocketClient, count: int) -> None:
+    """Publish messages to the queue `q`, and get them."""
+    client.attach_sender("/queues/q")
+    for number in range(count):
+        client.transfer(number, data(b"a"), settled=True)
+    client.attach_receiver("q")
+    client.credit(count)
+    for _ in range(count):
+        client.message()
 
 
 def nested(depth: int) -> Value:

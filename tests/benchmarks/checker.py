@@ -17,10 +17,14 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chaos.pipeline.job import check, settings_for
 from chaos.pipeline.spark import LOCAL, session
 from chaos.workloads.world import QUORUM, QueuePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STARTED_NS = 1_700_000_000_000_000_000
 ROWS_PER_MESSAGE = 5
@@ -93,15 +97,15 @@ def main() -> int:
             "| checker | rows | history, MiB | start, processor s | seconds | processor s | rows/processor s |"
         )
         print("| --- | --- | --- | --- | --- | --- | --- |")
-        before_s = processor_s()
+        before_s = processor_s(descendants())
         with session(
             arguments.master, Path(scratch) / "spark.log", dict(settings_for(size_bytes, arguments.master))
         ):
-            start_s = processor_s() - before_s
+            start_s = processor_s(descendants()) - before_s
             for _ in range(arguments.repeat):
-                begin_s, used_s = time.monotonic(), processor_s()
+                begin_s, used_s = time.monotonic(), processor_s(descendants())
                 verdict = check(directory, arguments.master)
-                seconds, used_s = time.monotonic() - begin_s, processor_s() - used_s
+                seconds, used_s = time.monotonic() - begin_s, processor_s(descendants()) - used_s
                 if not verdict.valid:
                     print(verdict.error or [promise for promise in verdict.promises if not promise.holds])
                     return 1
@@ -113,19 +117,27 @@ def main() -> int:
     return 0
 
 
-def processor_s() -> float:
-    """Return the processor seconds of this process, of its descendants, and of those that have ended."""
+def descendants() -> set[int]:
+    """Return this process and all below it."""
     parents: dict[int, int] = {}
-    used: dict[int, int] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a process that has ended meanwhile
-            fields = file.read_text().rsplit(")", 1)[1].split()
-            pid = int(file.parent.name)
-            parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    for pid, fields in _processes():
+        parents[pid] = int(fields[1])
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
-    return sum(used[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+    return ours
+
+
+def processor_s(pids: set[int]) -> float:
+    """Return the processor seconds of processes, and of their children that have ended."""
+    used = sum(sum(map(int, fields[11:15])) for pid, fields in _processes() if pid in pids)
+    return used / os.sysconf("SC_CLK_TCK")
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a process that has ended meanwhile
+            yield int(file.parent.name), file.read_text().rsplit(")", 1)[1].split()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ OPTIONS = [
     "MEMBERS",
     "FAILOVER",
     "CHECKER",
+    "DATA_FRAMES",
 ]
 
 

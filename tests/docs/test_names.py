@@ -119,8 +119,10 @@ IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)
 """`package/module.name`."""
 SUFFIXES = {
     "c",
+    "cpp",
     "cs",
     "go",
+    "hpp",
     "html",
     "js",
     "json",

@@ -41,7 +41,7 @@ MESSAGES = 2000
 BUILD_S = 300.0
 CONSUMER_S = 30.0
 END_S = 120.0
-UNDECLARED = ("survive-jms", "survive-proton", "survive-rhea")
+UNDECLARED = ("survive-cpp", "survive-jms", "survive-proton", "survive-rhea", "survive-rust10")
 """Queues that their programs do not declare."""
 
 
@@ -90,6 +90,19 @@ def rhea() -> Program:
     return Program(["node", "survive_rhea.js"], "survive-rhea", {"NODE_PATH": str(fetched(node_clients))})
 
 
+def rust10() -> Program:
+    return Program(rust().command, "survive-rust10", CARGO_ENVIRONMENT, PROGRAMS / "rust10")
+
+
+def cpp(directory: Path) -> Program:
+    """With a compiled program."""
+    installed("g++", "libqpid-proton-cpp12-dev", "libsasl2-modules")
+    program = directory / "survive"
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", program, "survive.cpp"]
+    subprocess.run([*command, "-lqpid-proton-cpp"], cwd=PROGRAMS / "cpp", check=True)
+    return Program([str(program)], "survive-cpp", {})
+
+
 def ruby() -> Program:
     installed("ruby-bunny")
     return Program(["ruby", "survive.rb"], "survive-ruby", {})
@@ -125,7 +138,7 @@ def addresses(cluster: LocalCluster) -> list[str]:
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
-    return php(tmp_path) if request.param is php else request.param()
+    return request.param(tmp_path) if request.param in (php, cpp) else request.param()
 
 
 @contextmanager
@@ -168,13 +181,15 @@ AMQP10 = [
     (partial(java10, "SurviveJms.java", "survive-jms"), addresses),
     (partial(python, "proton"), addresses),
     (rhea, addresses),
+    (rust10, addresses),
+    (cpp, addresses),
 ]
 
 
 @pytest.mark.parametrize(
     ("program", "nodes"),
     [*BY_URL, *BY_ADDRESS, *AMQP10],
-    ids=[*NAMES, "go10", "java10", "jms", "proton", "rhea"],
+    ids=[*NAMES, "go10", "java10", "jms", "proton", "rhea", "rust10", "cpp"],
     indirect=["program"],
 )
 def test_program_survives_the_death_of_its_node(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from qq.testing import LocalCluster
 from tests.interop.debian import debian_source
 from tests.interop.needed import fetched, installed, needs
 from tests.interop.queues import declare_queue
+from tests.interop.requests import ALL, request
 from tests.interop.sources import CARGO_ENVIRONMENT, go_source, java_clients, node_clients, python_clients
 from tests.interop.upstream import (
     check,
@@ -41,9 +40,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop-suites"), py
 HERE = Path(__file__).parent
 SUITE_S, FILE_S = 600.0, 60.0
 AMQP_PORT, AMQPS_PORT = 5672, 5671
-AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
 # Objects that bunny's tests expect at a broker (bin/ci/before_build.sh).
-ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 FOR_BUNNY = {
     "vhosts/bunny_testbed": {},
     "vhosts/bunny_dqt_classic": {"default_queue_type": "classic"},
@@ -239,11 +236,3 @@ def test_anyevent_rabbitmq_passes_its_own_tests(node: ClusterNode, tmp_path: Pat
     )
     files = ["xt/04_anyevent.t", "xt/05_multi_channel.t", "xt/06_close.t"]
     check(run_prove(source, files, FILE_S), [], len(files))
-
-
-def request(node: ClusterNode, method: str, path: str, document: object) -> None:
-    headers = {"Authorization": AUTHORIZATION, "Content-Type": "application/json"}
-    with closing(HTTPConnection("127.0.0.1", node.http_port, timeout=20)) as connection:
-        connection.request(method, f"/api/{path}", json.dumps(document), headers)
-        answer = connection.getresponse()
-        assert answer.status < 300, answer.read()

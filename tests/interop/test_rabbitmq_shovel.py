@@ -36,7 +36,7 @@ PROPERTIES = pika.BasicProperties(
 SHOVELLED = pika.BasicProperties(
     delivery_mode=2, headers={"exchange": "", "routing_key": "fourth", "src-queue": "fourth"}
 )
-"""What such shovels leave of the properties when all queues are RabbitMQ's own, too."""
+"""The properties that these shovels leave when each queue is RabbitMQ's own."""
 
 
 def ends(cluster: LocalCluster, protocol: str, side: str, queue: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Issuer:
                 if status == 302:
                     self.send_header("Location", body.decode() or "/keys")
                     body = b""
+                self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

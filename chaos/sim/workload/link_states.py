@@ -1,7 +1,7 @@
 """The states of links in the octets of an AMQP 1.0 connection: requested by the client, and sent by the node.
 
-Proton's engine never sets `echo`, and hides the flows of the node. So this module sets `echo` in flows on their way out,
-and reads flows on their way in.
+Proton never sets `echo`, and hides the flows of the node. So this module sets `echo` in flows on their way out, and
+reads flows on their way in.
 
 Invariant: a state of the node stands behind the deliveries that it counts, and its credit follows from a flow of the
 client. A later state never follows from an earlier flow.

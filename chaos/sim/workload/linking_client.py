@@ -116,6 +116,8 @@ class Receiver:
     """Names of the messages without an outcome, by delivery."""
     accepted: list[str] = field(default_factory=list)
     """Names of the messages that the client has accepted."""
+    unsettled: dict[Any, str] = field(default_factory=dict)
+    """Names of accepted messages that the node has to settle, by delivery."""
 
     @property
     def used(self) -> int:
@@ -517,8 +519,11 @@ class LinkingClient(RecordedClient, Amqp10Client):
         self._write()
 
     def _accept(self, receiver: Receiver, delivery: Any) -> None:
-        receiver.accepted.append(receiver.held[delivery])
+        ident = receiver.held[delivery]
+        receiver.accepted.append(ident)
         self._end(receiver, delivery, "ack", ACCEPTED)
+        if not delivery.settled:
+            receiver.unsettled[delivery] = ident
 
     def _end(self, receiver: Receiver, delivery: Any, op: Operation, state: Any) -> None:
         """Tell the outcome of a delivery: settled, or to be settled by the node."""
@@ -551,7 +556,7 @@ class LinkingClient(RecordedClient, Amqp10Client):
         if receiver is not None:
             receiver.held.clear()
             for ident in receiver.accepted:
-                self._knowledge.published.settle(receiver.queue, ident, self._world.now_s)
+                self._left(receiver, ident)
         sender = self._senders.pop(name, None)
         if sender is not None and sender.unsettled:
             self._fail(f"has link {name} detached before the outcomes of {len(sender.unsettled)} messages")
@@ -566,4 +571,10 @@ class LinkingClient(RecordedClient, Amqp10Client):
         elif delivery.readable and receiver is not None:
             self._arrived(receiver, delivery)
         elif delivery.updated and delivery.settled:
+            if receiver is not None and delivery in receiver.unsettled:
+                self._left(receiver, receiver.unsettled.pop(delivery))
             delivery.settle()
+
+    def _left(self, receiver: Receiver, ident: str) -> None:
+        """Record that an accepted message has certainly left its queue."""
+        self._knowledge.published.settle(receiver.queue, ident, self._world.now_s)
