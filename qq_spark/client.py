@@ -30,6 +30,8 @@ _ANSWER_S = 15.0
 """Seconds without an octet after which a node counts as failed."""
 _PAUSE_S = 0.2
 """Seconds between two rounds of all nodes."""
+ANY_GENERATION = 0
+"""In a request, stands for the generation that the group has at the node."""
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses with which a request is repeated at the next node."""
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -234,7 +236,8 @@ class LeaseClient(NodesClient):
 
     def lease(self, queue: str, group: str, number: int) -> Lease:
         """Return an open lease."""
-        return _lease(self._request("GET", self._path(queue, group, number)))
+        query = urlencode({"generation": self._generation(queue, group)})
+        return _lease(self._request("GET", f"{self._path(queue, group, number)}?{query}"))
 
     def commit(self, queue: str, group: str, fence: int, up_to: int) -> None:
         """Remove the messages of a lease, and of all open leases with lower numbers."""
@@ -249,7 +252,11 @@ class LeaseClient(NodesClient):
 
     def _place(self, queue: str, group: str, fence: int) -> dict[str, int]:
         """Return fence and generation of a group, which a change of it names."""
-        return {"fence": fence, "generation": self._generations.get((queue, group), 0)}
+        return {"fence": fence, "generation": self._generation(queue, group)}
+
+    def _generation(self, queue: str, group: str) -> int:
+        """Return the generation that this client has opened, if it has opened the group."""
+        return self._generations.get((queue, group), ANY_GENERATION)
 
     def read(
         self,
@@ -258,12 +265,18 @@ class LeaseClient(NodesClient):
         number: int,
         parts: Parts = WHOLE,
         columns: Sequence[str] | None = None,
+        generation: int = ANY_GENERATION,
     ) -> Iterator[RecordBatch]:
-        """Yield the messages of a part of a lease in order."""
+        """Yield the messages of a part of a lease in order.
+
+        `generation` is that of the group if another client has opened it. A node that lags may have an earlier group
+        of this name, whose lease has the same number and other messages.
+        """
         from pyarrow import ArrowException  # noqa: PLC0415 - only readers need pyarrow
         from pyarrow.ipc import open_stream  # noqa: PLC0415 - the same
 
-        query = {"part": str(parts.part), "of": str(parts.of)}
+        generation = generation or self._generation(queue, group)
+        query = {"part": str(parts.part), "of": str(parts.of), "generation": str(generation)}
         if columns is not None:
             query["columns"] = ",".join(columns)
         path = f"{self._path(queue, group, number)}/messages?{urlencode(query)}"

@@ -43,11 +43,21 @@ class Limits(NamedTuple):
 NO_LIMITS = Limits(_UNBOUNDED, _UNBOUNDED)
 
 
+class OpenedLease(NamedTuple):
+    """A lease of a group that the stream has opened."""
+
+    queue: str
+    generation: int
+    """Number of the opened group."""
+    lease: Lease
+
+
 class Slice(NamedTuple):
     """A part of a lease."""
 
     queue: str
     group: str
+    generation: int
     lease: int
     parts: Parts
     bytes: int
@@ -60,6 +70,7 @@ class _Reading:
         self.queue = group.queue
         self.number = group.queue_number
         self.fence = group.fence
+        self.generation = group.generation
         self.committed = group.committed
         self.first = group.committed + 1
         self.leases = {lease.number: lease for lease in group.leases}
@@ -174,7 +185,7 @@ class Planner:
     def slices(self, start: Offset, end: Offset) -> list[list[Slice]]:
         """Return the parts of the leases between two offsets, divided into tasks."""
         self._position = end
-        leases: list[tuple[str, Lease]] = []
+        leases: list[OpenedLease] = []
         for queue, position in sorted(end.items()):
             begin = start[queue]["next"] if queue in start else position["first"]
             begin = max(begin, position.get("from", begin))
@@ -184,7 +195,7 @@ class Planner:
             self._check(reading, position)
             for number in range(begin, position["next"]):
                 lease = reading.leases.get(number) or self._client.lease(queue, self._options.group, number)
-                leases.append((queue, lease))
+                leases.append(OpenedLease(queue, reading.generation, lease))
         return divided(leases, self._options.group, self._options.source.partitions)
 
     # Queues
@@ -257,14 +268,15 @@ class Planner:
         return group is None or group.fence != reading.fence or group.ready > 0
 
 
-def divided(leases: Sequence[tuple[str, Lease]], group: str, tasks: int) -> list[list[Slice]]:
+def divided(leases: Sequence[OpenedLease], group: str, tasks: int) -> list[list[Slice]]:
     """Divide leases into at most `tasks` lists of parts, in order."""
     parts = max(-(-tasks // max(len(leases), 1)), 1)
     slices: list[Slice] = []
-    for queue, lease in leases:
+    for queue, generation, lease in leases:
         of = min(parts, lease.messages)
         slices += [
-            Slice(queue, group, lease.number, Parts(part, of), lease.bytes // of) for part in range(of)
+            Slice(queue, group, generation, lease.number, Parts(part, of), lease.bytes // of)
+            for part in range(of)
         ]
     together = max(-(-len(slices) // tasks), 1)
     return [slices[at : at + together] for at in range(0, len(slices), together)]

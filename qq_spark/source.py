@@ -21,11 +21,11 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from qq_spark.client import LeaseClient
+from qq_spark.client import ANY_GENERATION, LeaseClient
 from qq_spark.columns import SCHEMA, arrow_schema, check_columns, converted
 from qq_spark.errors import QueueSourceError, Refusal
 from qq_spark.options import batch_options, stream_options, writer_options
-from qq_spark.planner import NO_LIMITS, Limits, Planner, Slice, divided
+from qq_spark.planner import NO_LIMITS, Limits, OpenedLease, Planner, Slice, divided
 from qq_spark.sink import QueueStreamWriter, QueueWriter, check_sink_columns
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def _read(access: Access, schema: StructType, partition: InputPartition) -> Iter
     wanted = arrow_schema(schema)
     with LeaseClient(access) as client:
         for each in partition.value:
-            for batch in client.read(each.queue, each.group, each.lease, each.parts, wanted.names):
+            for batch in client.read(
+                each.queue, each.group, each.lease, each.parts, wanted.names, each.generation
+            ):
                 yield converted(batch, wanted, each.queue)
 
 
@@ -111,22 +113,24 @@ class QueueReader(DataSourceReader):
         options = self._options
         with LeaseClient(options.source.access) as client:
             if options.leases is None:
-                leases = self._snapshot(client)
+                generation, leases = self._snapshot(client)
             else:
                 first, last = options.leases
+                generation = ANY_GENERATION
                 leases = [
                     client.lease(options.queue, self._group, number) for number in range(first, last + 1)
                 ]
-        tasks = divided([(options.queue, lease) for lease in leases], self._group, options.source.partitions)
+        opened = [OpenedLease(options.queue, generation, lease) for lease in leases]
+        tasks = divided(opened, self._group, options.source.partitions)
         return [MessagesPartition(slices) for slices in tasks] or [MessagesPartition(())]
 
-    def _snapshot(self, client: LeaseClient) -> Sequence[Lease]:
-        """Lease the ready messages, or find the leases of an earlier action."""
+    def _snapshot(self, client: LeaseClient) -> tuple[int, Sequence[Lease]]:
+        """Lease the ready messages, or find the leases of an earlier action. Return the group's generation, too."""
         options = self._options
         settings = options.source.settings | {"expires_ms": options.hold_s * 1000}
         group = client.open_group(options.queue, self._group, _SNAPSHOT_FENCE, "spark.read", settings)
         if group.leases:
-            return group.leases
+            return group.generation, group.leases
         leases: list[Lease] = []
         wanted = options.messages
         first = max(group.committed, group.last_lease) + 1
@@ -140,7 +144,7 @@ class QueueReader(DataSourceReader):
             wanted -= lease.messages
             if wanted <= 0:
                 break
-        return leases
+        return group.generation, leases
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         options = self._options

@@ -54,6 +54,8 @@ class Part(NamedTuple):
     location: str
     access: Access
     series: Series
+    generation: int
+    """Number of the series' group as it was opened."""
     lease: int
     taken_ms: int
     parts: Parts
@@ -200,7 +202,7 @@ class Archiver:
             self._client.take(
                 series.queue, series.group, group.fence, first.number, first.messages, LEASE_BYTES
             )
-        parts = [part for lease in batch for part in self._parts(series, lease)]
+        parts = [part for lease in batch for part in self._parts(series, group, lease)]
         written = list(zip(parts, self._execute(parts), strict=True))
         for lease in batch:
             files = tuple(file for part, file in written if part.lease == lease.number)
@@ -230,12 +232,18 @@ class Archiver:
             self._client.commit(series.queue, series.group, group.fence, batch[-1].number)
         return taken
 
-    def _parts(self, series: Series, lease: Lease) -> list[Part]:
+    def _parts(self, series: Series, group: Group, lease: Lease) -> list[Part]:
         """Divide a lease. The parts depend on the lease only, as repeated attempts must write the same files."""
         count = max(min(-(-lease.bytes // PART_BYTES), lease.messages, 1_024), 1)
         return [
             Part(
-                self._archive.location, self._access, series, lease.number, lease.taken_ms, Parts(part, count)
+                self._archive.location,
+                self._access,
+                series,
+                group.generation,
+                lease.number,
+                lease.taken_ms,
+                Parts(part, count),
             )
             for part in range(count)
         ]
@@ -252,7 +260,8 @@ def write_part_with(client: LeaseClient, part: Part) -> DataFile:
     from pyarrow import parquet  # noqa: PLC0415 - the same
 
     series = part.series
-    messages = client.read(series.queue, series.group, part.lease, part.parts, list(COLUMNS))
+    place = series.queue, series.group, part.lease
+    messages = client.read(*place, part.parts, list(COLUMNS), part.generation)
     schema = pa.schema([(name, arrow_type(FILE_COLUMNS[name])) for name in COLUMNS])
     batches = [converted(batch, schema, series.queue) for batch in messages]
     table = pa.Table.from_batches(batches, schema)

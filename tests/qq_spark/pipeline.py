@@ -25,14 +25,17 @@ from qq_spark import Access, Group, LeaseClient
 from tests.docs.documents import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from qq.testing import LocalCluster
 
 DRIVER = Path(__file__).with_name("stream_driver.py")
 PATIENCE_S = 300
-EXECUTORS = (b"CoarseGrainedExecutorBackend", b"pyspark.daemon")
+PYTHON_START = Path(__file__).with_name("python_start")
+EXECUTORS = (b"CoarseGrainedExecutorBackend", b"pyspark.daemon", b"worker_daemon")
 """Words of the command lines of executors: with a local master, these are the workers of Python."""
+TRAINING = -1
+"""The number, in place of a seed, of the query that writes an archive of classes."""
 
 
 class Drivers:
@@ -42,7 +45,8 @@ class Drivers:
         """`arguments` are a program and its arguments."""
         self.directory = directory
         self._arguments = arguments
-        self._environment = os.environ | {"PYTHONPATH": str(ROOT), **environment}
+        path = os.pathsep.join(map(str, (ROOT, PYTHON_START)))
+        self._environment = os.environ | {"PYTHONPATH": path, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
         """How often a driver that ends is started again."""
@@ -66,22 +70,34 @@ class Drivers:
 
     def kill_executors(self) -> int:
         """Kill the executors, and return their number."""
-        assert self._process is not None
         killed = 0
+        for number, command in self._processes():
+            if any(each in command for each in EXECUTORS):
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    killed += 1
+        return killed
+
+    def _processes(self) -> Iterator[tuple[int, bytes]]:
+        """Yield number and command line of the processes of the driver and its executors."""
+        assert self._process is not None
         for directory in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it ended
                 session = int((directory / "stat").read_text().rpartition(")")[2].split()[3])
-                command = (directory / "cmdline").read_bytes()
-                if session == self._process.pid and any(each in command for each in EXECUTORS):
-                    os.kill(int(directory.name), signal.SIGKILL)
-                    killed += 1
-        return killed
+                if session == self._process.pid:
+                    yield int(directory.name), (directory / "cmdline").read_bytes()
 
     def end(self) -> None:
         """Let the driver end."""
         assert self._process is not None
         (self.directory / "stop").touch()
         assert self._process.wait(PATIENCE_S) == 0, self.log()
+
+    def wait_gone(self) -> None:
+        """Wait until Java has ended, too."""
+        end = time.monotonic() + PATIENCE_S
+        while any(b"java" in command for _, command in self._processes()) and time.monotonic() < end:
+            time.sleep(1)
 
     def wait(self, condition: Callable[[], object]) -> None:
         end = time.monotonic() + PATIENCE_S
@@ -99,27 +115,28 @@ class Drivers:
         return (self.directory / "driver.log").read_text()[-4000:]
 
 
-class Pipeline(Drivers):
+class Query:
     """A query that reads the queues of a pattern, and its output."""
 
     def __init__(self, cluster: LocalCluster, directory: Path, pattern: str, **options: object) -> None:
         self.access = Access(tuple(f"http://127.0.0.1:{node.http_port}" for node in cluster.nodes))
         self.copies = f"copies of {pattern}"
+        self._directory = directory
         url = {"url": ",".join(self.access.urls)}
         source = url | {"queuePattern": pattern, "group": "pipeline", "partitions": 3, **options}
         sink = url | {"queue": self.copies, "sink": self.copies}
-        super().__init__(directory, DRIVER, directory, json.dumps(source), json.dumps(sink))
+        self.arguments = directory, json.dumps(source), json.dumps(sink)
+        """Arguments of the driver for this query."""
 
-    def finish(self, queues: Sequence[str]) -> None:
-        """End the query when it has read and committed all messages of some queues."""
+    def has_drained(self, queues: Iterable[str]) -> bool:
+        """Return whether the query has read and committed all messages of some queues."""
         with LeaseClient(self.access) as client:
-            self.wait(lambda: all(is_drained(client.group(queue, "pipeline")) for queue in queues))
-        self.end()
+            return all(is_drained(client.group(queue, "pipeline")) for queue in queues)
 
     def batches(self) -> dict[int, list[str]]:
         """Return the attempts of each batch, with a line for each row."""
         found: defaultdict[int, list[str]] = defaultdict(list)
-        for file in self.directory.glob("[0-9]*.[0-9]*"):
+        for file in self._directory.glob("[0-9]*.[0-9]*"):
             found[int(file.stem)].append(file.read_text())
         return found
 
@@ -133,6 +150,12 @@ class Pipeline(Drivers):
         assert {number for number, found in hashes.items() if len(found) > 1} == set()
         assert sorted(batches) == list(range(len(batches)))
         return [json.loads(line) for number in batches for line in batches[number][0].splitlines()]
+
+
+def drivers_of(directory: Path, *queries: Query) -> Drivers:
+    """Return the drivers of some queries, with their log in `directory`."""
+    arguments = [argument for query in queries for argument in query.arguments]
+    return Drivers(directory, DRIVER, directory, *arguments)
 
 
 def is_drained(group: Group | None) -> bool:
@@ -197,6 +220,7 @@ class Publisher(threading.Thread):
 class Run(NamedTuple):
     """The counts of a run without a fault."""
 
+    seed: int
     rows: int
     in_doubt: int
     """Rows of transactions without an answer."""
@@ -208,59 +232,99 @@ class Run(NamedTuple):
     def __str__(self) -> str:
         kills = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kills.items()))
         return (
-            f"{self.rows} rows ({self.in_doubt} in doubt), {self.batches} batches, {self.repeated} repeated; "
-            f"killed: {kills}"
+            f"seed {self.seed}: {self.rows} rows ({self.in_doubt} in doubt), {self.batches} batches, "
+            f"{self.repeated} repeated; killed: {kills}"
         )
 
 
+class JudgedQuery(Query):
+    """A query with the publishers of its queues."""
+
+    def __init__(self, cluster: LocalCluster, directory: Path, seed: int, messages: int) -> None:
+        """`messages` is the number of messages of the run."""
+        directory.mkdir()
+        super().__init__(cluster, directory, rf"orders-{seed}-\d", maxMessagesPerTrigger=messages // 8)
+        self.seed = seed
+        self.queues = [f"orders-{seed}-{number}" for number in range(2)]
+        self._cluster = cluster
+        self._publishers: list[Publisher] = []
+        declare(cluster, *self.queues, self.copies)
+
+    def publish(self, bodies: Sequence[str], chance: random.Random) -> None:
+        """Start a publisher of some bodies."""
+        self._publishers.append(Publisher(self._cluster, self.queues, bodies, chance))
+        self._publishers[-1].start()
+
+    def wait_published(self) -> None:
+        self._publishers[-1].join(PATIENCE_S)
+
+    def judge(self, kills: Mapping[str, int]) -> Run:
+        """Check that the output and its copies are the confirmed messages, once each."""
+        committed = {body for each in self._publishers for body in each.committed}
+        in_doubt = {body for each in self._publishers for body in each.in_doubt}
+        found = [str(row["body"]) for row in self.rows()]
+        copies = drained(self._cluster, self.copies)
+        assert sorted(found) == sorted(copies) == sorted(set(found))
+        assert committed <= set(found) <= committed | in_doubt
+        attempts = [len(each) for each in self.batches().values()]
+        repeated = sum(count > 1 for count in attempts)
+        return Run(self.seed, len(found), len(in_doubt & set(found)), len(attempts), repeated, kills)
+
+
+def archived_classes(cluster: LocalCluster, directory: Path, master: str) -> dict[str, str]:
+    """Return settings of drivers with which Java takes verified classes from an archive.
+
+    A query writes the archive at its end. It halves the processor time of the starts of Java.
+    """
+    archive = directory / "classes.jsa"
+    query = JudgedQuery(cluster, directory / "training", TRAINING, 100)
+    drivers = drivers_of(directory, query)
+    drivers.start(MASTER=master, DRIVER_JAVA_OPTIONS=f"-XX:ArchiveClassesAtExit={archive}")
+    try:
+        query.publish([str(number) for number in range(100)], random.Random(0))
+        query.wait_published()
+        drivers.wait(lambda: query.has_drained(query.queues))
+        drivers.end()
+        drivers.wait_gone()
+    finally:
+        drivers.kill()
+    return dict.fromkeys(("DRIVER_JAVA_OPTIONS", "EXECUTOR_JAVA_OPTIONS"), f"-XX:SharedArchiveFile={archive}")
+
+
 def run_killed_at_random(
-    cluster: LocalCluster, directory: Path, seed: int, messages: int = 1_000, **environment: str
-) -> Run:
-    """Run a query while its parts die, and judge its output."""
-    chance = random.Random(seed)
-    name = f"orders-{seed}"
-    queues = [f"{name}-{number}" for number in range(2)]
-    pipeline = Pipeline(cluster, directory, rf"{name}-\d", maxMessagesPerTrigger=messages // 8)
-    pipeline.restarts = 10
-    declare(cluster, *queues, pipeline.copies)
-    publishers: list[Publisher] = []
+    cluster: LocalCluster, directory: Path, seeds: range, messages: int = 1_000, **environment: str
+) -> list[Run]:
+    """Run a query for each seed while their parts die, and judge their output. The queries have a driver together."""
+    chance = random.Random(seeds[0])
+    queries = [JudgedQuery(cluster, directory / str(seed), seed, messages) for seed in seeds]
+    drivers = drivers_of(directory, *queries)
+    drivers.restarts = 10
     kills: Counter[str] = Counter()
     rounds = chance.randint(2, 3)
     try:
-        pipeline.start(**environment)
+        drivers.start(**environment)
         for number in range(rounds):
-            begun = len(pipeline.batches())
-            bodies = [f"order {number}.{each}" for each in range(messages // rounds)]
-            publishers.append(Publisher(cluster, queues, bodies, chance))
-            publishers[-1].start()
-            pipeline.wait(lambda begun=begun: len(pipeline.batches()) > begun)
+            awaited = chance.choice(queries)
+            begun = len(awaited.batches())
+            for query in queries:
+                query.publish([f"order {number}.{each}" for each in range(messages // rounds)], chance)
+            drivers.wait(lambda awaited=awaited, begun=begun: len(awaited.batches()) > begun)
             for kind in chance.sample(("driver", "executor", "node"), chance.randint(1, 3)):
                 time.sleep(chance.random() / 4)
                 if kind == "driver":
-                    pipeline.kill()
-                    pipeline.start(**environment)
+                    drivers.kill()
+                    drivers.start(**environment)
                 elif kind == "executor":
-                    pipeline.wait(pipeline.kill_executors)
+                    drivers.wait(drivers.kill_executors)
                 else:
                     chance.choice(cluster.nodes).kill()
                 kills[kind] += 1
             time.sleep(chance.random() * 2)
             cluster.restore()
-            publishers[-1].join(PATIENCE_S)
-        pipeline.finish(queues)
+            for query in queries:
+                query.wait_published()
+        drivers.wait(lambda: all(query.has_drained(query.queues) for query in queries))
+        drivers.end()
     finally:
-        pipeline.kill()
-    committed = {body for each in publishers for body in each.committed}
-    in_doubt = {body for each in publishers for body in each.in_doubt}
-    found = [str(row["body"]) for row in pipeline.rows()]
-    copies = drained(cluster, pipeline.copies)
-    assert sorted(found) == sorted(copies) == sorted(set(found))
-    assert committed <= set(found) <= committed | in_doubt
-    attempts = [len(each) for each in pipeline.batches().values()]
-    return Run(
-        len(found),
-        len(in_doubt & set(found)),
-        len(attempts),
-        sum(count > 1 for count in attempts),
-        kills,
-    )
+        drivers.kill()
+    return [query.judge(kills) for query in queries]

@@ -1,8 +1,10 @@
-"""The driver of a streaming query: `python stream_driver.py DIRECTORY SOURCE SINK`, with options of the format as JSON.
+"""The driver of streaming queries: `python stream_driver.py DIRECTORY PLACE SOURCE SINK ...`.
 
-Each batch becomes a file of JSON lines in DIRECTORY, `BATCH.RUN`, in the order of its rows, and is published to the
-sink. The first attempt of each first task fails after its rows were read. With the environment variable HOLD=N, batch N
-waits for ever when its file is written. MASTER is Spark's master. The query ends when a file `stop` exists.
+Each query has three arguments: its directory, and as JSON the options of the format. Each batch becomes a file of JSON
+lines in PLACE, `BATCH.RUN`, in the order of its rows, and is published to the sink. The first attempt of each first
+task fails after its rows were read. With the environment variable HOLD=N, batch N waits for ever when its file is
+written. MASTER is Spark's master, DRIVER_JAVA_OPTIONS and EXECUTOR_JAVA_OPTIONS are further options of Java. The
+queries end when a file DIRECTORY/stop exists.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, Row
+    from pyspark.sql.streaming import StreamingQuery
 
 COLUMNS = "queue string, position bigint, body string"
 
@@ -36,32 +39,48 @@ def failing_once(rows: Iterator[Row]) -> Iterator[Row]:
         raise OSError("this attempt fails")
 
 
-def main() -> None:
-    directory, (options, sink) = Path(sys.argv[1]), map(json.loads, sys.argv[2:4])
-    hold = int(os.environ.get("HOLD", "-1"))
-    run = len(list(directory.glob("run-*")))
-    (directory / f"run-{run}").touch()
+class CopyingQuery:
+    """A query that writes its batches to files and copies them to the sink."""
 
-    def write(frame: DataFrame, batch: int) -> None:
+    def __init__(self, directory: Path, sink: dict[str, str]) -> None:
+        self._directory = directory
+        self._sink = sink
+        self._run = len(list(directory.glob("run-*")))
+        (directory / f"run-{self._run}").touch()
+
+    def start(self, rows: DataFrame) -> StreamingQuery:
+        place = str(self._directory / "checkpoint")
+        return rows.writeStream.foreachBatch(self._write).option("checkpointLocation", place).start()
+
+    def _write(self, frame: DataFrame, batch: int) -> None:
         rows = frame.rdd.mapPartitions(failing_once).collect()
-        unfinished = directory / f"unfinished-{run}"
+        unfinished = self._directory / f"unfinished-{self._run}"
         unfinished.write_text("".join(f"{json.dumps(row.asDict())}\n" for row in rows))
-        unfinished.rename(directory / f"{batch}.{run}")
-        while batch == hold:
+        unfinished.rename(self._directory / f"{batch}.{self._run}")
+        while batch == int(os.environ.get("HOLD", "-1")):
             time.sleep(1)
-        frame.select("body").write.format("qq").mode("append").options(**sink, epoch=batch).save()
+        frame.select("body").write.format("qq").mode("append").options(**self._sink, epoch=batch).save()
 
-    with session(os.environ.get("MASTER", "local[2,4]"), directory / "spark.log", QUICK) as spark:
+
+def main() -> None:
+    directory, arguments = Path(sys.argv[1]), iter(sys.argv[2:])
+    settings = QUICK | {"spark.python.daemon.module": "tests.qq_spark.worker_daemon"}
+    for process in ("driver", "executor"):
+        options = os.environ.get(f"{process.upper()}_JAVA_OPTIONS", "")
+        settings[f"spark.{process}.extraJavaOptions"] += f" {options}"
+    with session(os.environ.get("MASTER", "local[2,4]"), directory / "spark.log", settings) as spark:
         qq_spark.register(spark)
-        source = spark.readStream.format("qq").options(**options).schema(COLUMNS).load()
-        query = (
-            source.writeStream.foreachBatch(write)
-            .option("checkpointLocation", str(directory / "checkpoint"))
-            .start()
-        )
+        queries = [
+            CopyingQuery(Path(place), json.loads(sink)).start(
+                spark.readStream.format("qq").options(**json.loads(source)).schema(COLUMNS).load()
+            )
+            for place, source, sink in zip(arguments, arguments, arguments, strict=True)
+        ]
         while not (directory / "stop").exists():
-            query.awaitTermination(0.2)
-        query.stop()
+            for query in queries:
+                query.awaitTermination(0.2)
+        for query in queries:
+            query.stop()
 
 
 if __name__ == "__main__":

@@ -242,6 +242,19 @@ def test_repeated_end_of_a_group_finds_it_ended() -> None:
         LeaseClient(Access((node.url,))).end_group("orders", "g", 1)
 
 
+def test_lease_of_an_earlier_group_of_the_name_is_not_read(client: LeaseClient) -> None:
+    """A task begins with the generation of its driver, and each node checks it."""
+    former = client.take_over(*GROUP, "test")
+    client.take(*GROUP, former.fence, 0, 10, 10**9)
+    client.end_group(*GROUP, former.fence, release=True)
+    present = client.take_over(*GROUP, "test")
+    client.take(*GROUP, present.fence, 0, 10, 10**9)
+    with LeaseClient(client._access) as task:
+        assert next(task.read(*GROUP, 0, generation=present.generation)).num_rows == 10
+        with pytest.raises(Refusal, match=f"generation {former.generation} of group 'g' .* was ended"):
+            next(task.read(*GROUP, 0, generation=former.generation))
+
+
 def test_connection_is_kept_after_a_read(cluster: LocalCluster, client: LeaseClient) -> None:
     fence = client.take_over(*GROUP, "test").fence
     client.take(*GROUP, fence, 0, 3000, 10**9)

@@ -8,7 +8,7 @@ import pika
 import pytest
 
 from qq.testing import LocalCluster
-from tests.qq_spark.pipeline import Pipeline, drained, run_killed_at_random
+from tests.qq_spark.pipeline import Query, drained, drivers_of, run_killed_at_random
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 def test_rows_are_exact_when_driver_task_and_node_die(tmp_path: Path) -> None:
     sent = [(f"orders-{number % 2}", f"order {number}") for number in range(1000)]
     with LocalCluster(3) as cluster:
-        pipeline = Pipeline(cluster, tmp_path, "orders-.*", maxMessagesPerTrigger=400)
-        publish(cluster, pipeline.copies, sent)
-        pipeline.start(HOLD="1")
+        query = Query(cluster, tmp_path, "orders-.*", maxMessagesPerTrigger=400)
+        drivers = drivers_of(tmp_path, query)
+        publish(cluster, query.copies, sent)
+        drivers.start(HOLD="1")
         try:
-            pipeline.wait(lambda: 1 in pipeline.batches())
-            pipeline.kill()  # its batch is written, and not recorded as finished
+            drivers.wait(lambda: 1 in query.batches())
+            drivers.kill()  # its batch is written, and not recorded as finished
             cluster.nodes[0].kill()
-            pipeline.start()
-            pipeline.finish(["orders-0", "orders-1"])
+            drivers.start()
+            drivers.wait(lambda: query.has_drained(["orders-0", "orders-1"]))
+            drivers.end()
         finally:
-            pipeline.kill()
-        rows = pipeline.rows()
-        assert len(pipeline.batches()[1]) == 2
+            drivers.kill()
+        rows = query.rows()
+        assert len(query.batches()[1]) == 2
         assert sorted((row["queue"], row["body"]) for row in rows) == sorted(sent)
         cluster.restore()
-        assert sorted(drained(cluster, pipeline.copies)) == sorted(body for _, body in sent)
+        assert sorted(drained(cluster, query.copies)) == sorted(body for _, body in sent)
 
 
 def publish(cluster: LocalCluster, copies: str, messages: list[tuple[str, str]]) -> None:
@@ -54,7 +56,4 @@ def publish(cluster: LocalCluster, copies: str, messages: list[tuple[str, str]])
 def test_rows_are_exact_when_all_parts_die_at_random(tmp_path: Path) -> None:
     """`make spark` runs more of these."""
     with LocalCluster(3) as cluster:
-        for seed in range(3):
-            directory = tmp_path / str(seed)
-            directory.mkdir()
-            run_killed_at_random(cluster, directory, seed)
+        run_killed_at_random(cluster, tmp_path, range(3))

@@ -322,6 +322,14 @@ class Checks:
         """Record a damaged checkpoint: a start may return to the checkpoint before it (see `replays_to`)."""
         self.replays_to[node.name] = max(index, self.replays_to.get(node.name, 0))
 
+    def is_replaying(self, node: SimulatedNode) -> bool:
+        """Return whether a node applies entries again, from an older checkpoint.
+
+        Its log may lack messages of its state, because housekeeping removes those that were settled before the newest
+        checkpoint.
+        """
+        return node.group.engine.applied_index < self.replays_to.get(node.name, 0)
+
     def may_be_damaged(self, node: SimulatedNode) -> bool:
         """Return whether the undamaged nodes without this node are a majority.
 

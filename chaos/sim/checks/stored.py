@@ -63,7 +63,7 @@ class StoredMessages:
         """Check that a node can read every live message as it was submitted."""
         if not (node.up and node.has_started and node.runtime.alive) or node.runtime.paused:
             return
-        if node.group.engine.applied_index < self._checks.replays_to.get(node.name, 0):
+        if self._checks.is_replaying(node):
             return
         live = node.machine.freeze().live(0, node.group.engine.applied_index + 1)
         for index, batches in live.items():

@@ -15,7 +15,7 @@ from chaos.workloads.lease_requests import GroupState, LeasedMessage
 from chaos.workloads.messages import Delivery
 from chaos.workloads.transport import LostError, RefusedError
 from qq.machine.protocol import commands as c
-from qq.management.changes.leases import Leases
+from qq.management.changes.leases import LeasePath, Leases
 from qq.management.changes.request_session import until_applied
 from qq.management.errors import RequestRefused, Unavailable
 from qq.sessions.entries import MessagesGone
@@ -80,11 +80,11 @@ class SimulatedLeases:
 
     async def read(self, queue: str, group: str, lease: int, parts: int) -> list[LeasedMessage]:
         async def read(_: Broker, leases: Leases) -> list[LeasedMessage]:
-            place = c.DEFAULT_VHOST, queue, group
+            path = LeasePath(c.DEFAULT_VHOST, queue, group, lease, self._generations.get(group, 0))
             return [
                 message
                 for part in range(parts)
-                async for some in leases.read(await leases.part(*place, lease, part, parts))
+                async for some in leases.read(await leases.part(path, part, parts))
                 for message in _messages(some)
             ]
 

@@ -38,6 +38,7 @@ from qq.http.documents.requests import (
 from qq.machine.policy.value_checks import INTEGERS
 from qq.machine.protocol.commands import CloseGroup, CommitLeases, Get, LeaseMessages, ReleaseLease
 from qq.machine.queue.leases import LEASE_MESSAGES_MAX
+from qq.management.changes.leases import LeasePath
 from qq.management.time_slices import Slices
 from qq.sessions.entries import MessagesGone
 
@@ -152,9 +153,7 @@ class LeaseEndpoints:
     async def lease(self, request: web.Request) -> web.Response:
         place = await self._place(request)
         await self._check_reader(request, place.vhost, place.queue)
-        found = await answered(
-            self._management.leases.lease_status(*place, path_number(request, "lease", "a lease")), _STATUSES
-        )
+        found = await answered(self._management.leases.lease_status(_lease_path(place, request)), _STATUSES)
         return web.json_response(lease_document(found))
 
     async def take(self, request: web.Request) -> web.Response:
@@ -179,7 +178,8 @@ class LeaseEndpoints:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer with the messages of a part of a lease."""
-        place, lease = await self._place(request), path_number(request, "lease", "a lease")
+        place = await self._place(request)
+        path = _lease_path(place, request)
         if ("of" in request.query) != ("part" in request.query):
             raise bad_request("`part` and `of` belong together: the number of a part, and of all parts")
         parts = number(request, "of", 1, PARTS_MAX)
@@ -197,7 +197,7 @@ class LeaseEndpoints:
                 "-r requirements/arrow.txt",
             ) from None
         with self._streams.place(login_of(request).user):
-            wanted = await answered(self._management.leases.part(*place, lease, part, parts), _STATUSES)
+            wanted = await answered(self._management.leases.part(path, part, parts), _STATUSES)
             return await self._write(request, wanted, ArrowMessages(pyarrow, wanted.queue, columns))
 
     async def _write(
@@ -282,6 +282,10 @@ def _fence(request: web.Request) -> int:
     if "fence" not in request.query:
         raise bad_request("key_missing: fence")
     return number(request, "fence", 0, INTEGERS.stop - 1)
+
+
+def _lease_path(place: _GroupPath, request: web.Request) -> LeasePath:
+    return LeasePath(*place, path_number(request, "lease", "a lease"), _generation(request))
 
 
 def _generation(request: web.Request) -> int:

@@ -198,14 +198,17 @@ class GroupHandlers:
                 if known is not None and known.is_of(command.generation):
                     check_close(check_group(catalog, command), command)
 
-    def find_lease(self, vhost: str, name: str, group: str, number: int) -> tuple[Queue, Lease]:
-        """Return a queue, and an open lease of a group of it. Raise Refused."""
+    def find_lease(
+        self, vhost: str, name: str, group: str, number: int, generation: int = 0
+    ) -> tuple[Queue, Lease]:
+        """Return a queue, and an open lease of a group of it, in any generation if `generation` is 0. Raise Refused."""
         known = self._core.catalog.vhosts.get(vhost)
         queue = None if known is None else known.queues.get(name)
         if queue is None:
             raise not_found(the_queue(name, vhost))
         if group not in queue.groups:
             raise not_found(the_group(group, name, vhost))
+        queue.groups[group].check_generation(generation)
         return queue, queue.groups[group].check_lease(number)
 
 

@@ -67,6 +67,17 @@ class LeaseRead(NamedTuple):
     count_contract: CountContract | None
 
 
+class LeasePath(NamedTuple):
+    """Names and numbers that find a lease."""
+
+    vhost: str
+    queue: str
+    group: str
+    number: int
+    generation: int = 0
+    """Number of the opened group. With 0, a node that lags may find the lease in an earlier group of this name."""
+
+
 class Leases:
     """Groups and leases of the queues of a node."""
 
@@ -174,24 +185,24 @@ class Leases:
 
     # Reading
 
-    async def lease_status(self, vhost: str, queue: str, group: str, number: int) -> LeaseStatus:
+    async def lease_status(self, path: LeasePath) -> LeaseStatus:
         """Return an open lease. Raises RequestRefused, Unavailable."""
-        return status_of((await self._found(vhost, queue, group, number))[1])
+        return status_of((await self._found(path))[1])
 
-    async def part(self, vhost: str, queue: str, group: str, number: int, part: int, parts: int) -> LeaseRead:
+    async def part(self, path: LeasePath, part: int, parts: int) -> LeaseRead:
         """Return part `part` of `parts` of a lease, to be read. Raises RequestRefused, Unavailable."""
-        known, lease = await self._found(vhost, queue, group, number)
+        known, lease = await self._found(path)
         return LeaseRead(known.name, lease, part, parts, known.histories.freeze(), known.count_contract)
 
-    async def _found(self, vhost: str, queue: str, group: str, number: int) -> tuple[Queue, Lease]:
+    async def _found(self, path: LeasePath) -> tuple[Queue, Lease]:
         """Return a queue and an open lease of it; a node that lacks it catches up first."""
         machine = self._broker.machine
         try:
-            return machine.groups.find_lease(vhost, queue, group, number)
+            return machine.groups.find_lease(*path)
         except Refused:
             await until_applied(self._broker, [], lambda: None)
         try:
-            return machine.groups.find_lease(vhost, queue, group, number)
+            return machine.groups.find_lease(*path)
         except Refused as refused:
             raise RequestRefused(refused.code, refused.text) from None
 

@@ -169,6 +169,12 @@ def test_attempt_keeps_its_steps_when_its_next_step_is_refused() -> None:
     assert not run_seed(242, draw=draw_leases).violation
 
 
+@pytest.mark.parametrize("seed", [1136, 1252])
+def test_replaying_node_may_lack_settled_messages(seed: int) -> None:
+    """Of leases and attempts: the node had read an older checkpoint, because the newest checkpoint was damaged."""
+    assert not run_seed(seed, draw=draw_leases).violation
+
+
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation

@@ -208,6 +208,8 @@ def test_requests_for_an_ended_generation_are_refused(reader: Reader) -> None:
         reader.lease(1, generation=former),
         reader.request("/groups/g/commit", "POST", fence=1, up_to=0, generation=former),
         reader.request(f"/groups/g/leases/0?fence=1&generation={former}", "DELETE"),
+        reader.request(f"/groups/g/leases/0?generation={former}"),
+        reader.request(f"/groups/g/leases/0/messages?generation={former}"),
     ]
     for answer in refused:
         assert (answer.status, answer.json["error"]) == (409, "conflict"), answer.body
@@ -215,6 +217,7 @@ def test_requests_for_an_ended_generation_are_refused(reader: Reader) -> None:
     assert reader.request(f"/groups/g?fence=1&release=true&generation={former}", "DELETE").status == 204
     assert [lease["lease"] for lease in reader.request("/groups/g").json["leases"]] == [0]
     assert reader.request("/groups/g/leases/0?fence=1&generation=x", "DELETE").status == 400
+    assert reader.read(0, f"?generation={present}").num_rows == 1
     end = f"/groups/g?fence=1&release=true&generation={present}"
     assert reader.request(end, "DELETE").status == 204
 
