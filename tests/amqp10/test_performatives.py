@@ -55,7 +55,7 @@ COMPOSITES: list[tuple[Any, str]] = [
     (
         AttachFrame("n", 0, role=True, source=SourceTerminus("/queues/q"), target=TargetTerminus()),
         "005312 c0(07 a1016e 43 41 40 40 "
-        + "005328 c0(0b a1092f7175657565732f71 40404040404040404040) 005329 c0(07 40404040404040))",
+        "005328 c0(0b a1092f7175657565732f71 40404040404040404040) 005329 c0(07 40404040404040))",
     ),
     (
         AttachFrame(
