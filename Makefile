@@ -13,7 +13,7 @@
 #   make sim SEEDS=100000                the simulation, for the night; ARGS=--leases: readers lease messages in each run, --amqp10: clients of both protocols
 #   make fuzz SECONDS=30000 EXAMPLES=5000    damaged clients against a real node, hostile ones and floods against a cluster,
 #                                        and what tests draw at random, for the night
-#   make spark RUNS=200 ARGS="--master local-cluster[2,1,1024]"      queries of Spark whose driver, executors and nodes are killed
+#   make spark RUNS=200 ARGS="--master local-cluster[2,1,1024] --together 10"      queries of Spark whose driver, executors and nodes are killed
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" LATENCY="--repeat 1" PROTOCOLS="--only window" ONE_AT_A_TIME="--only get" BUDGET="--follower" CALLS="--messages 50" CODEC="--repeat 5" DEAREST="--repeat 1" HURT="--only disk" FLOODS="--short"
 #              CONNECTIONS="--idle 1000" WATCHING="--queues 1000 --each" RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"

@@ -229,8 +229,10 @@ class Rejoin:
 
     def why_hopeless(self) -> str | None:
         """Return the text for a cluster without a majority of logs, or None if a majority may still have its logs."""
+        if self._peers and not self._is_hopeless:
+            return None
         lost = self._lost()
-        return self._hopeless(lost) if lost and (self._is_hopeless or not self._peers) else None
+        return self._hopeless(lost) if lost else None
 
     def describe(self) -> str | None:
         """Return why this node cannot vote, lead or serve clients, or None if it can."""

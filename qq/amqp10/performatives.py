@@ -70,7 +70,7 @@ _SaslCode: TypeAlias = Annotated[SaslCode, field_type("ubyte", UByte, SaslCode)]
 class ErrorReply(NamedTuple):
     """Why a link, session or connection ends, or a message was rejected.
 
-    Microsoft's clients for Python read all fields, so none is left out.
+    Microsoft's clients for Python read all fields of errors and termini, so none is left out.
     """
 
     condition: Name
@@ -122,7 +122,7 @@ DeliveryState = ReceivedState | AcceptedState | RejectedState | ReleasedState | 
 # --- termini
 
 
-@composite(0x28, "amqp:source:list")
+@composite(0x28, "amqp:source:list", is_complete=True)
 class SourceTerminus(NamedTuple):
     """Where the messages of a link come from."""
 
@@ -139,7 +139,7 @@ class SourceTerminus(NamedTuple):
     capabilities: Names = ()
 
 
-@composite(0x29, "amqp:target:list")
+@composite(0x29, "amqp:target:list", is_complete=True)
 class TargetTerminus(NamedTuple):
     """Where the messages of a link go to."""
 

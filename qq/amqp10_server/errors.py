@@ -30,6 +30,10 @@ class ConditionFault(ConnectionFault):
         super().__init__(ReplyCode.INTERNAL_ERROR, reply.description or reply.condition)
         self.reply = reply
 
+    def __str__(self) -> str:
+        """Return the text for the node's log: the condition in place of the reply code."""
+        return f"{self.reply.condition} - {self.text.removeprefix(f'{self.code.name} - ')}"
+
 
 class LinkRefusal(NamedTuple):
     """The reason for refusing a request of a client."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CLAIMS = ("sub", "client_id")
 """Claims that name the user if the configured claims are missing, as in RabbitMQ."""
+UNNAMED_USER = "unknown"
+"""The user of a token without a claim for the name, as in RabbitMQ."""
 NAME_BYTES_MAX = 255
 EXPIRY_S_MAX = 2**40
 """Latest expiry, in seconds since 1970; a later expiry is cut to it."""
@@ -91,12 +93,8 @@ class Verifier:
             raise InvalidToken(str(error)) from None
 
     def _name(self, claims: Mapping[str, Any]) -> str:
-        for claim in (*self._config.preferred_username_claims, *DEFAULT_CLAIMS):
-            name = claims.get(claim)
-            if isinstance(name, str) and name:
-                break
-        else:
-            raise InvalidToken("no claim of it names a user")
+        values = (claims.get(claim) for claim in (*self._config.preferred_username_claims, *DEFAULT_CLAIMS))
+        name = next((value for value in values if isinstance(value, str) and value), UNNAMED_USER)
         try:
             length = len(name.encode())
         except UnicodeEncodeError:

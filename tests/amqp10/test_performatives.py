@@ -54,7 +54,10 @@ COMPOSITES: list[tuple[Any, str]] = [
     (BeginFrame(7, 1, 2, 3, 255, ("a",)), "005311 c0(06 600007 5201 5202 5203 52ff e0(01 a3 0161))"),
     (
         AttachFrame("n", 0, role=True, source=SourceTerminus("/queues/q"), target=TargetTerminus()),
-        "005312 c0(07 a1016e 43 41 40 40 005328 c0(01 a1092f7175657565732f71) 00532945)",
+        (
+            "005312 c0(07 a1016e 43 41 40 40 "
+            "005328 c0(0b a1092f7175657565732f71 40404040404040404040) 005329 c0(07 40404040404040))"
+        ),
     ),
     (
         AttachFrame(

@@ -258,6 +258,15 @@ def deliver(client: SocketClient, count: int) -> None:
         client.message()
 
 
+def test_log_names_the_condition_of_a_closed_connection(
+    client: SocketClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.write(raw_frame(encode_composite(FlowFrame(0, 0, 0, 0, properties={Symbol("x"): nested(40)}))))
+    error = client.until(CloseFrame).error
+    assert error is not None
+    assert f"of guest: {error.condition} - {error.description}" in caplog.text
+
+
 def nested(depth: int) -> Value:
     value: Value = None
     for _ in range(depth):

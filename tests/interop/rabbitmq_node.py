@@ -16,8 +16,11 @@ import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from chaos.live.cluster import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -39,7 +42,7 @@ def is_installed() -> bool:
 @contextmanager
 def rabbitmq_node(queues: Sequence[str], shovels: Mapping[str, Mapping[str, Any]]) -> Generator[Path]:
     """Run a node with quorum queues and shovels; yield its log."""
-    amqp_port, peer_port, epmd_port = free_ports(3)
+    amqp_port, peer_port, epmd_port = islice(free_ports(), 3)
     directory = Path(tempfile.mkdtemp(prefix="qq-rabbitmq-", dir=ROOT / "tmp"))
     inside = f"/{directory.relative_to(ROOT)}"
     (directory / "definitions.json").write_text(json.dumps(definitions(queues, shovels)))
@@ -111,14 +114,6 @@ def in_root(command: Sequence[str], environment: Mapping[str, str]) -> Generator
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def wait_for_listener(port: int, node: subprocess.Popen[str]) -> None:

@@ -1,8 +1,12 @@
-// Conversations of RabbitMQ's Java client for AMQP 1.0 with a node. The argument is the port of the node. Each
-// conversation is a line: "pass NAME", or "fail NAME: ERROR".
+// Conversations of RabbitMQ's Java client for AMQP 1.0 with a node. The arguments are the port of the node, a queue that
+// is not used, and the ports of all nodes, the leader's first. Each conversation is a line: "pass NAME", or "fail NAME:
+// ERROR".
 
+import com.rabbitmq.client.amqp.Address;
 import com.rabbitmq.client.amqp.AmqpException;
 import com.rabbitmq.client.amqp.Connection;
+import com.rabbitmq.client.amqp.ConnectionSettings.Affinity.Operation;
+import com.rabbitmq.client.amqp.ConnectionSettings.AffinityStrategy;
 import com.rabbitmq.client.amqp.Consumer;
 import com.rabbitmq.client.amqp.Environment;
 import com.rabbitmq.client.amqp.Management;
@@ -19,9 +23,11 @@ import java.util.UUID;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 
 public class RabbitMqAmqp {
   static final long WAIT_S = 20;
+  static final List<Integer> PORTS = new ArrayList<>();
 
   interface Conversation {
     void run(Connection connection, Management management, String queue) throws Exception;
@@ -212,7 +218,35 @@ public class RabbitMqAmqp {
     }
   }
 
+  /** Return the port of the node to which a connection with affinity leads. */
+  static int portFor(Environment environment, String queue, Operation operation, AffinityStrategy strategy) {
+    AtomicInteger port = new AtomicInteger();
+    // The client gives up after five attempts: then it is connected to a node that is wrong.
+    AtomicInteger attempt = new AtomicInteger(operation == Operation.PUBLISH ? 1 : 2);
+    environment.connectionBuilder()
+        .uris(PORTS.stream().map(each -> "amqp://guest:guest@127.0.0.1:" + each + "/%2f").toArray(String[]::new))
+        .addressSelector(addresses -> {
+          Address address = addresses.get(attempt.getAndIncrement() % addresses.size());
+          port.set(address.port());
+          return address;
+        })
+        .affinity().queue(queue).operation(operation).strategy(strategy).connection().build().close();
+    return port.get();
+  }
+
+  static void affinity(Environment environment, Management management, String queue) {
+    management.queue(queue).quorum().queue().declare();
+    AffinityStrategy leader = (context, info) -> List.of(info.leader());
+    AffinityStrategy followers = (context, info) ->
+        info.members().stream().filter(member -> !member.equals(info.leader())).toList();
+    int publishing = portFor(environment, queue, Operation.PUBLISH, leader);
+    check(publishing == PORTS.get(0), publishing);
+    int consuming = portFor(environment, queue, Operation.CONSUME, followers);
+    check(PORTS.indexOf(consuming) > 0, consuming);
+  }
+
   public static void main(String[] arguments) throws Exception {
+    for (int number = 2; number < arguments.length; number++) PORTS.add(Integer.valueOf(arguments[number]));
     String uri = "amqp://guest:guest@127.0.0.1:" + arguments[0] + "/%2f";
     try (Environment environment =
         new AmqpEnvironmentBuilder().connectionSettings().uri(uri).environmentBuilder().build()) {
@@ -224,6 +258,7 @@ public class RabbitMqAmqp {
       converse(environment, "full queue", RabbitMqAmqp::fullQueue);
       converse(environment, "remote procedures", RabbitMqAmqp::remoteProcedures);
       converse(environment, "unknown queue is refused", RabbitMqAmqp::unknownQueue);
+      converse(environment, "affinity", (connection, management, queue) -> affinity(environment, management, queue));
     }
     System.exit(0);
   }
