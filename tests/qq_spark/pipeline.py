@@ -46,7 +46,9 @@ class Drivers:
         self.directory = directory
         self._arguments = arguments
         path = os.pathsep.join(map(str, (ROOT, PYTHON_START)))
-        self._environment = os.environ | {"PYTHONPATH": path, **environment}
+        # A killed driver leaves its files.
+        spark = {"PYTHONPATH": path, "SPARK_LOCAL_DIRS": str(directory)}
+        self._environment = os.environ | spark | environment
         self._process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
         """How often a driver that ends is started again."""
