@@ -1,8 +1,9 @@
 """Readers that lease messages beside a consumer of the same queue.
 
 The readers of the first group take it over from each other, again and again: a reader learns that it lost the group
-when its next request is refused. Each lease is read before it ends, once or twice, whole or in parts. Most leases are
-committed, and the rest is released. At the end each group is ended, so that the queue can be drained.
+when its next request is refused. The second group is ended and opened again now and then, and its numbers of leases
+begin anew. Each lease is read before it ends, once or twice, whole or in parts. Most leases are committed, and the rest
+is released. At the end each group is ended, so that the queue can be drained.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PARTS_MAX = 3
 RELEASED = 0.25
 """Share of the leases that are released."""
 READ_TWICE = 0.5
+ENDED = 0.4
+"""Share of the leases of the second group behind which the group is ended, and opened again."""
 NACKED = 5
 """A message out of so many is returned by the consumer at its first delivery."""
 CONSUMER_DELAY_S = 0.4
@@ -59,6 +62,8 @@ class Reader(Client):
         self._random = world.random(name)
         self._process = world.process(name)
         self._group = group
+        self._ended = 0
+        """How often the reader has ended the group. The history counts the groups of this name."""
         self._fence = 0
         self._read: set[int] = set()
         """Leases whose messages are recorded."""
@@ -86,6 +91,9 @@ class Reader(Client):
                 # A lost request to take the lease may arrive after its release, and then take other messages.
                 await self._work_on(lease, may_release=attempts == 1)
                 lease += 1
+                if self._group == ALONE and self._random.random() < ENDED:
+                    await self._close()
+                    lease = await self._take_over()
             else:
                 await self._rest(EMPTY_S)
 
@@ -134,6 +142,8 @@ class Reader(Client):
     async def _close(self) -> None:
         place = QUEUE, self._group, self._fence
         await self._insist("close_group", lambda _: self._requests.close(*place))
+        self._ended += 1
+        self._read.clear()
 
     async def _take(self, lease: int) -> tuple[int, int]:
         """Return the number of messages of a new lease, and the number of attempts."""
@@ -160,14 +170,18 @@ class Reader(Client):
             self._read.add(lease)
             for place, message in enumerate(messages):
                 self._process.event(
-                    "leased", queue=QUEUE, group=self._group, lease=lease, place=place, **message
+                    "leased", queue=QUEUE, group=self._recorded_group, lease=lease, place=place, **message
                 )
+
+    @property
+    def _recorded_group(self) -> str:
+        return f"{self._group} {self._ended}" if self._ended else self._group
 
     async def _insist(
         self, op: Operation, request: Callable[[Call], Awaitable[T]], lease: int | None = None
     ) -> tuple[T, int]:
         """Repeat a request until it is answered; return its result and the number of attempts. Raises RefusedError."""
-        fields: Fields = {"queue": QUEUE, "group": self._group}
+        fields: Fields = {"queue": QUEUE, "group": self._recorded_group}
         if op != "read_lease":
             fields["fence"] = self._fence  # a lease is read without being its owner
         if lease is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qq.machine.protocol import commands as c
+from qq.machine.protocol.codec import encode_batch
 from tests.http.fakes import MachineManagement
 from tests.http.http_node import GUEST, Node, answer
 
@@ -106,6 +107,33 @@ def test_object_made_at_a_different_node_is_found(
 ) -> None:
     node.management.make_elsewhere(*made)
     assert node.api(path, method, json=body).status == status
+
+
+@pytest.mark.parametrize("names_generation", [True, False])
+def test_lease_of_a_group_opened_anew_at_a_different_node_is_found(
+    node: Machine, names_generation: bool
+) -> None:
+    """The node that lags still has a lease of the earlier group with this number."""
+
+    def opened(fence: int) -> list[c.Command]:
+        group = "/", "q", "g"
+        return [
+            c.OpenGroup(*group, fence, "o", "guest", "ready", False, 0),
+            c.LeaseMessages(*group, fence, 0, fence, 2**20),
+        ]
+
+    path = "queues/%2F/q/groups/g"
+    node.management.make(QUEUE)
+    node.management.keep(encode_batch([c.Enqueue(99, 0, 2, "", "q", False, 1)], [b"abc"] * 2))
+    node.management.make(*opened(1))
+    assert node.api(f"{path}/leases/0").json["messages"] == 1
+    node.management.make_elsewhere(c.CloseGroup("/", "q", "g", 1, True), *opened(2))
+    earlier = node.api(path).json["generation"]
+    # The number is the index of the entry, which is the next but one here.
+    query = f"?generation={earlier + 2}" if names_generation else ""
+    assert node.api(f"{path}/leases/0{query}").json["messages"] == 2
+    assert node.api(path).json["generation"] == earlier + 2
+    assert node.api(f"{path}/leases/0?generation={earlier}").status == 409
 
 
 def test_permission_granted_at_a_different_node_counts(node: Machine) -> None:

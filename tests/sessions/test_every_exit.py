@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ from qq.stored.editing import content, reframe
 from qq.stored.fields import properties_valid
 from qq.stored.kept import kept_when_dead, kept_when_moved
 from qq.stored.kinds import has_sections
-from qq.stored.properties import PLAIN, Attributes, group
+from qq.stored.properties import PLAIN, Attributes, UnacceptableProperties, group
 from qq.stored.publishing10 import PublishedSections
 from qq.stored.trace_context import trace_context
 from qq.tracing.tracer import _message_facts
@@ -85,11 +86,12 @@ def published10(messages: list[bytes]) -> Accepted:
 
 
 def published091(messages: list[bytes]) -> Accepted:
-    """Return messages of a channel as they are stored."""
-    flags = 0
+    """Return the messages of a channel that are accepted, as they are stored."""
+    accepted: Accepted = []
     for message in messages:
-        flags |= layout.flags(message)
-    return list(group(messages, flags))
+        with suppress(UnacceptableProperties):
+            accepted += group([message], layout.flags(message))
+    return accepted
 
 
 def logged(attributes: Attributes | None, stored: Messages) -> Messages:

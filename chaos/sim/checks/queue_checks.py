@@ -1329,7 +1329,7 @@ def _effects_before(origin: str, command: SessionDown | Recover | Return, effect
         if isinstance(command, Return):
             if isinstance(effect, Deliver) and (effect.node, effect.consumer) == (origin, command.consumer):
                 before = place + 1
-        elif isinstance(effect, Deliver | Reply) and effect[:2] == (origin, command.session):
+        elif isinstance(effect, ConsumerState | Deliver | Reply) and effect[:2] == (origin, command.session):
             if isinstance(command, SessionDown):
                 before = place + 1
             elif isinstance(effect, Reply):

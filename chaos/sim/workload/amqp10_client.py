@@ -11,6 +11,7 @@ from typing import Any
 
 import proton
 
+from chaos.sim.workload.link_states import LinkStates
 from chaos.sim.workload.simulated_client import GONE_TEXT, SimulatedClient
 from chaos.workloads.amqp10_engine import output_of, pushed
 
@@ -34,6 +35,7 @@ class Amqp10Client(SimulatedClient):
         self._transport: proton.Transport | None = None
         self._collector = proton.Collector()
         self._engine = proton.Connection()
+        self._states = LinkStates(self._world.random(f"states of {self._connection}"), self._fail)
 
     # The client's work
 
@@ -103,13 +105,15 @@ class Amqp10Client(SimulatedClient):
         if transport is None or socket is None:
             return
         for data in output_of(transport):
-            if data and not self._finished:
-                socket.send(data)
+            octets = self._states.send(data)
+            if octets and not self._finished:
+                socket.send(octets)
 
     def received(self, data: bytes) -> None:
         transport = self._transport
         if transport is None:
             return
+        self._states.receive(data)
         for _ in pushed(transport, data):
             self._handle_events()
             self._write()

@@ -110,6 +110,8 @@ class Receiver:
     drained: int = 0
     parts: bytes = b""
     """The octets of a message that has not arrived completely."""
+    is_amid: bool = False
+    """Whether a part of a message has arrived, and the rest has not."""
     held: dict[Any, str] = field(default_factory=dict)
     """Names of the messages without an outcome, by delivery."""
     accepted: list[str] = field(default_factory=list)
@@ -168,6 +170,8 @@ class LinkingClient(RecordedClient, Amqp10Client):
             yield f"client {self.name} is not connected"
         if self._ending:
             yield f"{waits} the end of links {sorted(self._ending)}"
+        for name in self._states.awaited:
+            yield f"{waits} the state of {name}"
         for sender in self._senders.values():
             if not sender.is_open:
                 yield f"{waits} the attach of a sender"
@@ -385,7 +389,9 @@ class LinkingClient(RecordedClient, Amqp10Client):
         link.source.address = f"/queues/{queue}"
         link.snd_settle_mode = proton.Link.SND_UNSETTLED
         if self._random.random() < 0.3:
-            link.properties = {proton.symbol("rabbitmq:priority"): proton.int32(self._random.choice((-1, 5)))}
+            priority = proton.int32(self._random.choice((-1, 5)))
+            if queue != SINGLE_ACTIVE:  # a consumer of higher priority would replace the active consumer
+                link.properties = {proton.symbol("rabbitmq:priority"): priority}
         link.open()
         receiver = self._receivers[name] = Receiver(number, name, link, queue, top_up)
         self._process.invoke("consume", **self._on(number, queue=queue, consumer=name))
@@ -444,18 +450,16 @@ class LinkingClient(RecordedClient, Amqp10Client):
     def _arrived(self, receiver: Receiver, delivery: Any) -> None:
         """Take a part of a message."""
         link = receiver.link
+        if not receiver.is_amid and link.name not in self._ending:
+            self._count(receiver)
         receiver.parts += link.recv(delivery.pending) or b"" if delivery.pending else b""
-        if delivery.partial:
+        receiver.is_amid = delivery.partial
+        if receiver.is_amid:
             return
         octets, receiver.parts = receiver.parts, b""
         link.advance()
         if link.name in self._ending:
             return  # the node has sent it before it read the detach
-        receiver.received += 1
-        self._check_credit(receiver)
-        # A node that did not know of lowered credit yet has sent it, and Proton must have no negative credit.
-        if receiver.used > receiver.granted:
-            self._give(receiver, 1, drains=receiver.is_draining)
         if delivery.settled:
             self._fail(f"gets a settled delivery on {receiver.name}")
         sections = split(octets)
@@ -481,6 +485,14 @@ class LinkingClient(RecordedClient, Amqp10Client):
         self._while_connected(delay_s, partial(self._decide, receiver, delivery))
         self._end_drain(receiver)
         self._top_up(receiver)
+
+    def _count(self, receiver: Receiver) -> None:
+        """Count a message whose first part has arrived."""
+        receiver.received += 1
+        self._check_credit(receiver)
+        # A node that did not know of lowered credit yet has sent it, and Proton must have no negative credit.
+        if receiver.used > receiver.granted:
+            self._give(receiver, 1, drains=receiver.is_draining)
 
     def _decide(self, receiver: Receiver, delivery: Any) -> None:
         """Usually accept a delivery; sometimes give it a different outcome, or keep it for long."""

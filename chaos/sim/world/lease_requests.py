@@ -79,8 +79,10 @@ class SimulatedLeases:
         return 0 if found is None else found.messages
 
     async def read(self, queue: str, group: str, lease: int, parts: int) -> list[LeasedMessage]:
+        """Read a lease at any node, which may be behind."""
+        path = LeasePath(c.DEFAULT_VHOST, queue, group, lease, self._generations[group])
+
         async def read(_: Broker, leases: Leases) -> list[LeasedMessage]:
-            path = LeasePath(c.DEFAULT_VHOST, queue, group, lease, self._generations.get(group, 0))
             return [
                 message
                 for part in range(parts)
@@ -88,6 +90,7 @@ class SimulatedLeases:
                 for message in _messages(some)
             ]
 
+        self._node = None
         return await self._request(read)
 
     async def commit(self, queue: str, group: str, fence: int, up_to: int) -> None:

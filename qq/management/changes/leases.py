@@ -6,13 +6,14 @@ the read begins, so commands meanwhile cannot change it; but the messages of a l
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.commands import SINCE
 from qq.machine.protocol.refusals import Refused
-from qq.management.changes.request_session import until_applied
+from qq.management.changes.request_session import outcome_of, until_applied
 from qq.management.changes.version_wait import wait_for_version
 from qq.management.errors import RequestRefused
 from qq.management.objects.browse import READ_AHEAD_RANGES, steps, stored_messages
@@ -169,19 +170,9 @@ class Leases:
         await self._run(command, lambda: self._broker.machine.groups.check_ended(command))
 
     async def _run(self, command: GroupCommand, outcome: Callable[[], T]) -> T:
-        """Put a command into the log, and return its outcome, which is read from the state of this node."""
-
-        def read() -> T | Refused:
-            try:
-                return outcome()
-            except Refused as refused:
-                return refused
-
+        """Put a command into the log, and return its outcome. Raises as `open`."""
         await wait_for_version(self._group, self._broker.machine, SINCE[type(command)], "groups")
-        found = await until_applied(self._broker, [command], read)
-        if isinstance(found, Refused):
-            raise RequestRefused(found.code, found.text)
-        return found
+        return await outcome_of(self._broker, [command], outcome)
 
     # Reading
 
@@ -195,14 +186,17 @@ class Leases:
         return LeaseRead(known.name, lease, part, parts, known.histories.freeze(), known.count_contract)
 
     async def _found(self, path: LeasePath) -> tuple[Queue, Lease]:
-        """Return a queue and an open lease of it; a node that lacks it catches up first."""
-        machine = self._broker.machine
+        """Return a queue and an open lease of it. A node that lacks the lease catches up first.
+
+        Without a generation, it catches up in any case: it might have a lease with this number of an earlier group.
+        """
+        groups = self._broker.machine.groups
+        if path.generation:
+            with suppress(Refused):
+                return groups.find_lease(*path)
+        await until_applied(self._broker, [], lambda: None)
         try:
-            return machine.groups.find_lease(*path)
-        except Refused:
-            await until_applied(self._broker, [], lambda: None)
-        try:
-            return machine.groups.find_lease(*path)
+            return groups.find_lease(*path)
         except Refused as refused:
             raise RequestRefused(refused.code, refused.text) from None
 

@@ -12,6 +12,7 @@ from qq.errors import ReplyCode
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.effects import GetOk
+from qq.machine.protocol.refusals import Refused
 from qq.management.errors import NOT_CARRIED_OUT, UNKNOWN, PublicationRejected, RequestRefused, Unavailable
 from qq.management.objects.browse import stored_messages
 from qq.management.reports.messages import AckMode, Message
@@ -87,6 +88,32 @@ async def until_applied(
             why = broker.why_undecided() or "the log does not go on"
             raise Unavailable(f"{why}; {UNKNOWN if changes else NOT_CARRIED_OUT}")
     return applied.result()
+
+
+async def outcome_of(
+    broker: Broker, commands: Sequence[Command], outcome: Callable[[], T], lane: Lane | None = None
+) -> T:
+    """Put commands into the log, and return their outcome, which is read from the state of this node.
+
+    `outcome` may raise Refused or Unavailable. Raises RequestRefused, InvalidCommand; Unavailable, also if this node
+    has missed whether the commands were carried out.
+    """
+
+    def read() -> T | Refused | Unavailable:
+        try:
+            return outcome()
+        except (Refused, Unavailable) as refused:
+            return refused
+
+    unseen_before = broker.submissions.times_unseen
+    found = await until_applied(broker, commands, read, lane, changes=True)
+    if isinstance(found, Refused):
+        raise RequestRefused(found.code, found.text)
+    if isinstance(found, Unavailable):
+        raise found
+    if broker.submissions.times_unseen != unseen_before:
+        raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
+    return found
 
 
 class _OperatorConnection:

@@ -14,7 +14,7 @@ from qq.errors import ReplyCode
 from qq.machine.protocol import commands as c
 from qq.machine.protocol.codec import check_command
 from qq.machine.protocol.refusals import Refused
-from qq.management.changes.request_session import until_applied
+from qq.management.changes.request_session import outcome_of
 from qq.management.changes.sink_pace import RETRY_S, SinkPace
 from qq.management.changes.version_wait import wait_for_version
 from qq.management.errors import NOT_CARRIED_OUT, PublishersWait, RequestRefused, Unavailable
@@ -207,21 +207,9 @@ class Sinks:
     async def _run(
         self, commands: Sequence[c.Command], outcome: Callable[[], T], lane: Lane | None = None
     ) -> T:
-        """Put commands into the log, and return their outcome, which is read from the state of this node."""
-
-        def read() -> T | Refused | Unavailable:
-            try:
-                return outcome()
-            except (Refused, Unavailable) as refused:
-                return refused
-
+        """Put commands into the log, and return their outcome. Raises as `open`."""
         await self._wait_for_version()
-        found = await until_applied(self._broker, commands, read, lane, changes=True)
-        if isinstance(found, Refused):
-            raise RequestRefused(found.code, found.text)
-        if isinstance(found, Unavailable):
-            raise found
-        return found
+        return await outcome_of(self._broker, commands, outcome, lane)
 
     async def _wait_for_version(self) -> None:
         await wait_for_version(self._group, self._broker.machine, c.SINCE[c.OpenSink], "sinks")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qq.machine.machine import QueueMachine
-from qq.machine.protocol.commands import DeleteUser
+from qq.machine.protocol.commands import DeleteUser, PutVhost
 from qq.management.changes import request_session
-from qq.management.changes.request_session import until_applied
+from qq.management.changes.request_session import outcome_of, until_applied
 from qq.management.errors import Unavailable
 from qq.sessions.broker import OPERATORS_BYTES
 from tests.harness.lone_broker import LoneBroker
@@ -69,3 +69,22 @@ def test_operator_deletes_while_messages_fill_the_node() -> None:
         broker.submissions.waiting_bytes += OPERATORS_BYTES
         with pytest.raises(Unavailable, match="node_uncommitted_bytes"):
             lone.await_on_loop(until_applied(broker, [DeleteUser("u")], lambda: None))
+
+
+def test_outcome_that_the_node_has_missed_is_unknown() -> None:
+    """The command was given up, so the state is as before: a commit of a lease was once answered as done."""
+    with LoneBroker() as lone:
+
+        async def given_up() -> None:
+            lone.group.holding = True
+            asked = asyncio.ensure_future(outcome_of(lone.broker, [PutVhost("v", "", [], "")], lambda: None))
+            await asyncio.sleep(0)
+            lone.evict()
+            lone.group.release()
+            with pytest.raises(Unavailable, match="the node was away from its cluster; outcome unknown"):
+                await asked
+            assert "v" not in lone.machine.vhosts
+            await outcome_of(lone.broker, [PutVhost("v", "", [], "")], lambda: None)
+            assert "v" in lone.machine.vhosts
+
+        lone.await_on_loop(given_up())

@@ -98,6 +98,26 @@ def answers_drains_before_their_deliveries(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(LinkOutput, "report", LinkOutput._write_state)
 
 
+def tells_states_before_their_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a link leaves before its deliveries that wait for the client's window."""
+    send = SendingLink._send
+
+    def tell(self: SendingLink, state: Any) -> None:
+        waiting, self.waiting = self.waiting, 0
+        send(self, state)
+        self.waiting = waiting
+
+    monkeypatch.setattr(SendingLink, "_send", tell)
+
+
+def forgets_states_with_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: DeliveringLink) -> None:
+        if isinstance(self, ConsumingLink):
+            self._echo = 0
+
+    monkeypatch.setattr(DeliveringLink, "leader_changed", forget)
+
+
 def settles_the_next_delivery_too(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = SessionDeliveries.settle
     monkeypatch.setattr(SessionDeliveries, "settle", lambda self, first, last: settle(self, first, last + 1))
@@ -151,9 +171,11 @@ def bars_handles_until_the_detach_is_answered(monkeypatch: pytest.MonkeyPatch) -
 
 
 SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
-    gives_credit_twice: "has given .* credit for",
+    gives_credit_twice: "has given .* credit for|is told that",
     loses_credit_with_a_leader: "and has credit for",
-    answers_drains_before_their_deliveries: "has given .* credit for",
+    answers_drains_before_their_deliveries: "has given .* credit for|is told that",
+    tells_states_before_their_deliveries: "is told that",
+    forgets_states_with_a_leader: "waits for the state of",
     settles_the_next_delivery_too: "promise='(lost|acknowledged)'",
     loses_messages_by_conversion: "promise='lost'",
     accepts_before_the_commit: "is confirmed, and not in the log",
@@ -163,14 +185,15 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     bars_handles_until_the_detach_is_answered: "handle-in-use",
 }
 """Violation of each hazard."""
-ALWAYS_TRIED = {gives_credit_twice, accepts_before_the_commit}
-"""Two that show soonest."""
+ALWAYS_TRIED = {gives_credit_twice, tells_states_before_their_deliveries, accepts_before_the_commit}
+"""Three that show soonest."""
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    loses_credit_with_a_leader: 2,
+    loses_credit_with_a_leader: 15,
     answers_drains_before_their_deliveries: 1,
     loses_messages_by_conversion: 1,
     accepts_unknown_outcomes: 2,
-    bars_handles_until_the_detach_is_answered: 7,
+    bars_handles_until_the_detach_is_answered: 11,
+    forgets_states_with_a_leader: 15,
     settles_before_the_commit: 40,
 }
 """The seed that shows a hazard soonest, if it is not the first. If it shows no finding, all seeds are tried."""
