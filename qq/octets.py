@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 COLUMN_ROWS_MIN, COLUMNS_MAX = 4, 512
-"""Pieces for each octet to compare, and octets of a piece, with which pieces are compared octet by octet, because that
-takes less time then."""
+"""Least pieces for each octet to compare, and most octets of a piece, with which a comparison octet by octet takes less
+time."""
 
 
 def text_of(octets: bytes) -> str:

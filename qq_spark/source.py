@@ -44,8 +44,8 @@ except ImportError:  # before PySpark 4.2
     _streaming = None
 
 _SNAPSHOT_FENCE = 0
-_RETURNED = (404, 412)
-"""Statuses for a lease that is not open any more."""
+_RETURNED = (404, 409, 412)
+"""Statuses for a lease that is not open any more; 409 if its group was opened again since."""
 _SNAPSHOT_LEASES_MAX = 1_000
 
 

@@ -1,6 +1,6 @@
 """Measure how Spark reads, writes and archives queues: a part of `make bench`.
 
-Beside the readers stands what a user would write without them: a consumer of AMQP in Python, which collects bodies.
+For comparison, a consumer of AMQP in Python collects bodies, as a user would without Spark.
 Rows per processor second count the processors of the three nodes; for the archive, those of Spark, too. The driver's
 memory is the most that Java and Python had. Ten million messages take `--rows 10000000`.
 
@@ -50,7 +50,7 @@ DRIVER_BYTES_MAX = 2**30
 
 
 class Measured(NamedTuple):
-    """A job and what it took."""
+    """A job, and its costs."""
 
     rows: int
     seconds: float
@@ -81,7 +81,7 @@ class Bench:
             self._load("-n", str(rows), "-s", str(self._size), "-w", str(WINDOW), "publish")
 
     def warm_up(self) -> None:
-        """Let Spark start its workers, and compile what each job runs."""
+        """Let Spark start its workers and compile its code."""
         self.fill(self.rows)
         self.read()
 

@@ -389,7 +389,9 @@ class LinkingClient(RecordedClient, Amqp10Client):
         link.source.address = f"/queues/{queue}"
         link.snd_settle_mode = proton.Link.SND_UNSETTLED
         if self._random.random() < 0.3:
-            link.properties = {proton.symbol("rabbitmq:priority"): proton.int32(self._random.choice((-1, 5)))}
+            priority = proton.int32(self._random.choice((-1, 5)))
+            if queue != SINGLE_ACTIVE:  # a consumer of higher priority would replace the active consumer
+                link.properties = {proton.symbol("rabbitmq:priority"): priority}
         link.open()
         receiver = self._receivers[name] = Receiver(number, name, link, queue, top_up)
         self._process.invoke("consume", **self._on(number, queue=queue, consumer=name))
