@@ -214,12 +214,12 @@ class Brokers(NodeEvents):
         if shell is not None:
             shell.effects.append(effect)
 
-    def entry_applied(self, node: SimulatedNode) -> None:
+    def entry_applied(self, node: SimulatedNode, index: int) -> None:
         shell = self._shell(node)
         if shell is not None:
             effects = list(shell.effects)
             shell.effects.clear()
-            shell.broker.applied(node.group.engine.applied_index, effects)
+            shell.broker.applied(index, effects)
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
         shell = self._shell(node)

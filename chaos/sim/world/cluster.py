@@ -139,7 +139,7 @@ class NodeEvents:
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None: ...
 
-    def entry_applied(self, node: SimulatedNode) -> None:
+    def entry_applied(self, node: SimulatedNode, index: int) -> None:
         """Handle the end of an entry, after its effects."""
 
     def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
@@ -428,7 +428,7 @@ class SimulatedNode:
                 else:
                     events.effect(self, effect)
         for events in self._cluster.events:
-            events.entry_applied(self)
+            events.entry_applied(self, index)
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002 - the checks see it in `observe`
         for events in self._cluster.events:
