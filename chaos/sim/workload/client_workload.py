@@ -145,6 +145,12 @@ class ClientWorkload(Submitters):
                 ),
                 ForeignClient("f0", world, hooks, interval_s, self.replies, FOREIGN),
             ]
+        if options.requesters and options.linking_clients:
+            from chaos.sim.workload.linking_requester import LinkingRequester  # noqa: PLC0415
+
+            self._amqp_clients.append(
+                LinkingRequester("q0", world, hooks, interval_s / REQUESTS, self.replies)
+            )
         queues = KnownQueues()
         self._amqp_clients += [
             DeclaringClient(f"d{number}", world, hooks, interval_s / DECLARATIONS, queues)

@@ -77,6 +77,11 @@ class Replies:
     addresses: list[str] = field(default_factory=list)
     """The addresses of all requests that a responder has got."""
     delivered: int = 0
+    is_served: bool = False
+    """Whether the queue of requests exists."""
+
+    def serve(self) -> None:
+        self.is_served = True
 
 
 @dataclass(slots=True)
@@ -87,6 +92,18 @@ class ReplyConsumer:
     requests: set[str] = field(default_factory=set)
     last: dict[str, int] = field(default_factory=dict)
     """Number of the last reply from each channel of a responder."""
+
+    def problem_of(self, reply: Reply, address: str) -> str:
+        """Return the promise that a reply to an address breaks, or "". Count the reply."""
+        last = self.last.get(reply.channel, 0)
+        self.last[reply.channel] = reply.number
+        if reply.request not in self.requests:
+            return f"gets a reply to {reply.request}, which is no request of consumer '{self.tag}'"
+        if address != reply.address:
+            return f"gets a reply to address {reply.address} at {address}"
+        if reply.number <= last:
+            return f"gets reply {reply.number} of {reply.channel} after reply {last}"
+        return ""
 
 
 class ReplyingClient(AmqpClient):
@@ -210,7 +227,7 @@ class RequestingClient(ReplyingClient):
         self._open_replying()
         self._open_channel(SERVING)
         declare = Queue.Declare(queue=REQUESTS, durable=True, arguments={"x-queue-type": "quorum"})
-        self._call(SERVING, declare, Queue.DeclareOk)
+        self._call(SERVING, declare, Queue.DeclareOk, lambda _: self._replies.serve())
 
         def serving(_: Any) -> None:
             self._channels[SERVING].consumers[REQUESTS] = REQUESTS
@@ -305,14 +322,9 @@ class RequestingClient(ReplyingClient):
 
     def _check_reply(self, consumer: ReplyConsumer, content: Content) -> None:
         reply = Reply.unpacked(content.body)
-        if reply.request not in consumer.requests:
-            self._fail(f"gets a reply to {reply.request}, which is no request of consumer '{consumer.tag}'")
-        if content.frame.routing_key != reply.address:
-            self._fail(f"gets a reply to address {reply.address} at {content.frame.routing_key}")
-        last = consumer.last.get(reply.channel, 0)
-        if reply.number <= last:
-            self._fail(f"gets reply {reply.number} of {reply.channel} after reply {last}")
-        consumer.last[reply.channel] = reply.number
+        problem = consumer.problem_of(reply, content.frame.routing_key)
+        if problem:
+            self._fail(problem)
         self._awaited.discard(reply.request)
         self._replies.delivered += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,9 +13,11 @@ from chaos.sim.run import Outcome, run
 from chaos.sim.world.cluster import SimulationOptions
 from chaos.sim.world.network import LinkEpoch, NetworkOptions
 from cluster.group.broker_messages import BrokerMessages
+from qq.amqp10_server.reply_link import ReplyOutput
 from qq.amqp_server.channel.consuming import ConsumingMethods
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.sessions.direct_replies import DirectReplies, LoggedReplies
+from qq.sessions.entries import Messages
 from tests.harness.hazards import expect_violation
 from tests.harness.long_cases import cases
 
@@ -29,6 +32,7 @@ OPTIONS = SimulationOptions(
     network=NetworkOptions(spike_probability=0.05, spike_max_s=0.3),
     retained_bytes=2**20,
 )
+BOTH_PROTOCOLS = replace(OPTIONS, linking_clients=1)
 SEEDS_MAX = 60
 REPLIES_MIN = 50
 
@@ -37,9 +41,20 @@ def outcome(seed: int) -> Outcome:
     return run(seed, OPTIONS)
 
 
+def outcome_of_both(seed: int) -> Outcome:
+    return run(seed, BOTH_PROTOCOLS)
+
+
 @pytest.mark.parametrize("seed", cases(range(6), {0}.__contains__))
 def test_requesters_get_replies_once_and_in_order(seed: int) -> None:
     result = outcome(seed)
+    assert not result.violation
+    assert result.replies > REPLIES_MIN
+
+
+@pytest.mark.parametrize("seed", cases(range(6), {0}.__contains__))
+def test_requesters_of_both_protocols_get_their_replies(seed: int) -> None:
+    result = outcome_of_both(seed)
     assert not result.violation
     assert result.replies > REPLIES_MIN
 
@@ -108,6 +123,20 @@ def addresses_of_all_virtual_hosts_are_known(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(PublishingMethods, "_send_replies", send_anywhere)
 
 
+def sends_replies_twice_on_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = ReplyOutput._write_replies
+
+    def write_twice(self: ReplyOutput, stored: Messages) -> None:
+        write(self, stored)
+        write(self, stored)
+
+    monkeypatch.setattr(ReplyOutput, "_write_replies", write_twice)
+
+
+def loses_replies_to_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplyOutput, "unlogged", lambda *_: None)
+
+
 AFTER = r"gets reply \d+ of \S+ after reply \d+"
 SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     delivers_to_the_next_consumer: "which is no request of consumer|which does not consume",
@@ -116,8 +145,12 @@ SEEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     replies_come_before_the_entry_that_they_follow: AFTER,
     replies_come_after_later_replies_in_the_log: AFTER,
     addresses_of_all_virtual_hosts_are_known: "gets a reply to guess-",
+    sends_replies_twice_on_links: AFTER,
+    loses_replies_to_links: "waits for replies to",
 }
 """Violation of each hazard."""
+OF_LINKS = {sends_replies_twice_on_links, loses_replies_to_links}
+"""Hazards that only a client of AMQP 1.0 sees."""
 ALWAYS_TRIED = {replies_overtake_earlier_replies_in_the_log, addresses_of_all_virtual_hosts_are_known}
 """Two that show soonest."""
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
@@ -133,4 +166,5 @@ def test_hazard_of_direct_replies_is_seen_by_requesters(
     hazard: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hazard(monkeypatch)
-    expect_violation(SEEN[hazard], outcome, SHOWN_BY.get(hazard, 0), SEEDS_MAX)
+    run_seed = outcome_of_both if hazard in OF_LINKS else outcome
+    expect_violation(SEEN[hazard], run_seed, SHOWN_BY.get(hazard, 0), SEEDS_MAX)
