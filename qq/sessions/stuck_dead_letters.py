@@ -175,7 +175,8 @@ class StuckDeadLetters:
                 return
             queue, under_way = next(iter(self._under_way.items()))
             if queue not in self._machine.stuck_lines.queues:
-                del self._under_way[queue], self._passes[queue]
+                del self._under_way[queue]
+                self._passes.pop(queue, None)  # unless `_begin_passes` has forgotten it
                 continue
             if not under_way.targets:
                 del self._under_way[queue]

@@ -175,6 +175,11 @@ def test_replaying_node_may_lack_settled_messages(seed: int) -> None:
     assert not run_seed(seed, draw=draw_leases).violation
 
 
+def test_leader_survives_queues_that_are_not_stuck_any_more() -> None:
+    """The last pass of a queue was forgotten while it was under way."""
+    assert not run_seed(1811, draw=draw_leases).violation
+
+
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation
