@@ -15,7 +15,7 @@ from qq.amqp10.sections import DATA, VALUE, MessageHeader, MessageProperties
 from qq.amqp10.values import Long, UInt
 from qq.client_sockets.message_output import CONVERTED_BYTES_MAX, CONVERTED_MAX
 from qq.machine.protocol import commands as c
-from qq.management.changes.leases import Leases
+from qq.management.changes.leases import LeasePath, Leases
 from qq.management.changes.request_session import RequestSession
 from qq.management.objects.browse import browse
 from qq.management.objects.search import Search, SearchLimits
@@ -282,7 +282,7 @@ def test_lease_has_converted_messages(broker: LoneBroker, channel: Any) -> None:
     leases: Any = Leases(broker.broker, Mock())
 
     async def read() -> list[Any]:
-        wanted = await leases.part("/", "q", "g", 0, 0, 1)
+        wanted = await leases.part(LeasePath("/", "q", "g", 0), 0, 1)
         return [each async for each in leases.read(wanted)]
 
     messages = [content(message) for each in broker.await_on_loop(read()) for message in each.messages]
