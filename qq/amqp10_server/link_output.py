@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from qq.ranges import Range
     from qq.sessions.entries import Messages
 
-STEP_MAX = 1024
-"""Messages that are read and sent in a step. Sections with annotations of their own take some 20 ms."""
+STEP_MAX, STEP_BYTES_MAX = 1024, 256 * 1024
+"""Messages of a step, which are read and sent together, and their octets, about. Sections with annotations of their own
+take some 20 ms. Copies of more octets leave the processor's cache."""
 ACTIVE = Symbol("rabbitmq:active")
 """Property of a flow: whether the consumer of the link is the active one of its queue."""
 
@@ -98,7 +99,7 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
             if self._is_window_closed:
                 return False
             part = self._next_portion(ranges)
-            if self._divide(ranges, STEP_MAX):
+            if self._divide(ranges, STEP_MAX, STEP_BYTES_MAX):
                 continue
             try:
                 stored = self._stored(part, ranges)

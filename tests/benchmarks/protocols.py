@@ -28,9 +28,12 @@ QUEUE = ["-q", "protocols"]
 PUBLISH_10, CONSUME_10 = ["--pub-10"], ["--con-10"]
 UNIQUE = ["--message-ids"]
 SETTLED = {"publish": ["-w", "0"], "consume": ["--ack", "0", "--prefetch", "0"]}
-BACKLOGS = {12: 300_000, 1024: 60_000}
-"""By size: messages that are consumed, or published settled. A settled publish ends when the connection has closed."""
-RIVAL_SHARE = 15
+BACKLOGS = {12: 1_200_000, 1024: 120_000}
+"""By size: messages that are consumed, or published settled, which ends when the connection has closed. So many take a
+second, about, beside which the beginning and the end of the connection count little."""
+FULL_CREDIT = ["--prefetch", "8000", "--ack", "800"]
+"""Of rows that only consume. With the usual 1,000, which a row has, consumers wait for the log most of the time."""
+RIVAL_SHARE = 30
 """The rival gets a backlog divided by this number, because it is slower."""
 
 
@@ -72,12 +75,13 @@ def rows(seconds: float) -> Iterator[Row]:
         for at, place in enumerate(("leader", "follower")):
             for mode in ("publish", "consume", "both"):
                 name = f"{mode} {size} B, {place}"
-                amount = backlog if mode == "consume" else timed
+                amount = [*backlog, *FULL_CREDIT] if mode == "consume" else timed
                 yield Row(name, mode, at, [*of, *amount], of_rival=of_rival)
                 yield Row(f"{name}, unique ids", mode, at, [*of, *amount, *UNIQUE], of_rival=of_rival)
                 if mode in SETTLED and at == 0:
                     options = [*of, *backlog, *SETTLED[mode]]
                     yield Row(f"{name}, settled", mode, at, options, of_rival=of_rival)
+            yield Row(f"consume {size} B, {place}, credit 1,000", "consume", at, [*of, *backlog])
             one = [*of, *timed, "-w", "1"]
             yield Row(f"publish {size} B, {place}, window 1", "publish", at, one, most_wait=1.05)
         for name, over_10 in (("1.0 to 0-9-1", PUBLISH_10), ("0-9-1 to 1.0", CONSUME_10)):

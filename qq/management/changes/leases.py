@@ -76,7 +76,7 @@ class LeasePath(NamedTuple):
     group: str
     number: int
     generation: int = 0
-    """Number of the opened group. With 0, a node that lags may find the lease in an earlier group of this name."""
+    """Of the group; 0 stands for any. Without it, each read waits until the node has caught up."""
 
 
 class Leases:
