@@ -4,7 +4,7 @@ For comparison, a consumer of AMQP in Python collects bodies, as a user would wi
 Rows per processor second count the processors of the three nodes; for the archive, those of Spark, too. The driver's
 memory is the most that Java and Python had. Ten million messages take `--rows 10000000`.
 
-    python tests/benchmarks/data_frames.py [--rows 400000] [--size 256] [--master "local[2]"] [--only REGEX]
+    python tests/benchmarks/data_frames.py [--rows 2000000] [--size 256] [--master "local[2]"] [--only REGEX]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WINDOW = 4000
 AMQP_ROWS_MAX = 100_000
 """Messages that the consumer of AMQP takes, at most: it is slow, and its rate does not depend on them."""
 PREFETCH = 1000
-BATCH_ROWS = 100_000
+BATCH_ROWS, BATCH_BYTES = 500_000, 2**28
 WARM_UP_ROWS = 10_000
 SOURCE_MIN, SINK_MIN = 100_000, 50_000
 """Least rows per processor second of the nodes."""
@@ -121,7 +121,12 @@ class Bench:
     def stream(self) -> int:
         """Read and settle all messages by a stream."""
         with tempfile.TemporaryDirectory() as checkpoint:
-            frame = self._source(self._spark.readStream, group="bench", maxMessagesPerTrigger=BATCH_ROWS)
+            frame = self._source(
+                self._spark.readStream,
+                group="bench",
+                maxMessagesPerTrigger=BATCH_ROWS,
+                maxBytesPerTrigger=BATCH_BYTES,
+            )
             writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
             writer.trigger(availableNow=True).start().awaitTermination()
         return self.rows
@@ -225,7 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--size", type=int, default=256, help="octets of a body")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
     parser.add_argument("--only", default="", help="regular expression: the jobs to run")
