@@ -33,8 +33,8 @@ from qq.amqp10.performatives import (
     TransferFrame,
 )
 from qq.amqp10.values import LIST8, LIST32, Described, ValueReader, skip
+from qq.octet_columns import has_columns
 from qq.octet_stream import SteppedReader
-from qq.octets import has_columns
 
 FRAME_MAX_MIN = 512
 """The least max-frame-size of a peer, in octets (section 2.1)."""
@@ -322,13 +322,11 @@ class FrameReader10(SteppedReader[FrameEvent]):
         while at <= last:
             if alike >= ALIKE_MIN:
                 count = min(alike, ALIKE_MAX, (last - at) // size + 1, (end - at) // size)
-                if count < ALIKE_MIN:
-                    pass
-                elif _read_equal(template, data[at : at + count * size], size, taken):
-                    at += count * size
-                    alike += count
-                    continue
-                else:
+                if count >= ALIKE_MIN:
+                    if _read_equal(template, data[at : at + count * size], size, taken):
+                        at += count * size
+                        alike += count
+                        continue
                     alike = 0
             its_size, its_head, delivery_id, its_tag_head, tag, its_tail = unpack(data, at)
             stop = at + its_size

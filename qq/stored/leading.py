@@ -23,7 +23,7 @@ from qq.amqp10.sections import (
     split_annotations,
 )
 from qq.amqp10.values import DESCRIBED, SMALL_ULONG
-from qq.octets import begin_alike
+from qq.octet_columns import begin_alike
 from qq.stored.known import remembers
 
 if TYPE_CHECKING:

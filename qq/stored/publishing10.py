@@ -24,7 +24,8 @@ from qq.amqp10.sections import (
     section_items,
 )
 from qq.amqp10.values import FREE, STRINGS, VARIABLE, Item, Symbol
-from qq.octets import begin_alike, octets_of, text_of
+from qq.octet_columns import begin_alike
+from qq.octets import octets_of, text_of
 from qq.stored.attributes10 import PUBLISH_SEQ, SEQUENCE_MAX, attributes_of
 from qq.stored.known import remembers
 from qq.stored.properties import DURATION_MAX_MS, follows, undelayed

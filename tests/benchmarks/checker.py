@@ -119,9 +119,7 @@ def main() -> int:
 
 def descendants() -> set[int]:
     """Return this process and all below it."""
-    parents: dict[int, int] = {}
-    for pid, fields in _processes():
-        parents[pid] = int(fields[1])
+    parents = {pid: int(fields[1]) for pid, fields in _processes()}
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more

@@ -219,10 +219,10 @@ def run(job: Job, bench: Bench, amqp_rate: float) -> tuple[str, float, bool]:
         aim += f"; {rate / amqp_rate:.1f} times AMQP ≥ {job.of_amqp:.0f}"
         is_missed = is_missed or rate < job.of_amqp * amqp_rate
     cells = f"{found.rows:,} | {found.seconds:.1f} | {rate:,.0f} | {per_s:,.0f} | {aim}"
-    return f"| {job.name} | {cells} | {told(is_missed)} |", rate, is_missed
+    return f"| {job.name} | {cells} | {verdict(is_missed)} |", rate, is_missed
 
 
-def told(is_missed: bool) -> str:
+def verdict(is_missed: bool) -> str:
     return "MISSED" if is_missed else "met"
 
 
@@ -248,7 +248,7 @@ def main() -> int:
                 are_missed |= is_missed
         memory = driver_bytes()
         is_missed = memory > DRIVER_BYTES_MAX
-        print(f"| memory of the driver | | | | {memory / 2**20:,.0f} MiB | < 1,024 | {told(is_missed)} |")
+        print(f"| memory of the driver | | | | {memory / 2**20:,.0f} MiB | < 1,024 | {verdict(is_missed)} |")
     return 1 if are_missed or is_missed else 0
 
 

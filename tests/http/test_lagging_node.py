@@ -110,9 +110,7 @@ def test_object_made_at_a_different_node_is_found(
 
 
 @pytest.mark.parametrize("names_generation", [True, False])
-def test_lease_of_a_group_opened_anew_at_a_different_node_is_found(
-    node: Machine, names_generation: bool
-) -> None:
+def test_lease_of_a_reopened_group_is_found(node: Machine, names_generation: bool) -> None:
     """The node that lags still has a lease of the earlier group with this number."""
 
     def opened(fence: int) -> list[c.Command]:

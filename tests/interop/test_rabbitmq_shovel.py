@@ -99,7 +99,7 @@ def test_shovel_moves_messages_in_order_over_both_protocols() -> None:
     assert all(properties == SHOVELLED for properties, _ in messages)
 
 
-def test_shovel_loses_nothing_when_nodes_are_killed() -> None:
+def test_shovel_loses_no_message_when_nodes_are_killed() -> None:
     with LocalCluster() as cluster:
         for queue in HERE:
             declare_queue(cluster.nodes[0], queue)

@@ -1,7 +1,7 @@
-"""Runs of a query whose driver, executors and nodes are killed at random: `python -m tests.qq_spark.many_runs`.
+"""Kills the driver, the executors and the nodes of queries at random: `python -m tests.qq_spark.many_runs`.
 
-Each run must give all confirmed messages once each, in batches whose repetitions are equal. A run is repeated by its
-seed, except for the moments of the kills.
+Each run must give all confirmed messages once each, and each repetition of a batch must equal the batch. A run is
+repeated by its seed, except for the moments of the kills.
 """
 
 from __future__ import annotations

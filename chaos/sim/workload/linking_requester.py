@@ -162,7 +162,7 @@ class LinkingRequester(Amqp10Client):
     # Answers
 
     def _link_answered(self, link: Any) -> None:
-        if link is self._current or link.name == self._current.name:
+        if link.name == self._current.name:
             if not (link.remote_source.address or "").startswith(QUEUES):
                 self._fail(f"has a link for replies with address {link.remote_source.address}")
             self._ready()

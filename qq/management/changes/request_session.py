@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_AWAY = f"the node was away from its cluster; {UNKNOWN}"
 CHANGE_TIMEOUT_S = 10.0
 """Seconds without any applied batch after which a waiting request fails, because there is no majority."""
 GET_BYTES_MAX = 1024 * 1024
@@ -112,7 +113,7 @@ async def outcome_of(
     if isinstance(found, Unavailable):
         raise found
     if broker.submissions.times_unseen != unseen_before:
-        raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
+        raise Unavailable(_AWAY)
     return found
 
 
@@ -272,7 +273,7 @@ class RequestSession:
         if failure is not None:
             raise RequestRefused(ReplyCode(failure.code), failure.text, len(results))
         if len(results) < before + len(commands):
-            raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
+            raise Unavailable(_AWAY)
         return results[before:]
 
     def _own(self, command: Declaration | c.Get) -> Command:
@@ -303,7 +304,7 @@ class RequestSession:
         if failure is not None:
             raise RequestRefused(ReplyCode(failure.code), failure.text)
         if session.is_safe is None:
-            raise Unavailable(f"the node was away from its cluster; {UNKNOWN}")
+            raise Unavailable(_AWAY)
         if not session.is_safe:
             raise PublicationRejected
         return not session.is_returned

@@ -18,8 +18,7 @@ from tests.harness.lone_broker import LoneBroker
 
 
 def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
-    """Request a change behind some batches, each of which takes most of the timeout; the change itself is never
-    applied.
+    """Request a change behind some batches. Each batch takes most of the timeout, and the change is never applied.
 
     Return the number of applied batches when the request failed, and the reason.
     """
@@ -53,7 +52,7 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
 def test_missing_majority_is_not_reported_while_the_log_advances(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
-    """An import of policies behind earlier ones once failed after 10 s."""
+    """An import of policies behind earlier imports once failed after 10 s."""
     result = waits(monkeypatch, batches)
     why = "no majority: n2 does not answer; outcome unknown: it may still be carried out"
     assert result == f"{batches}: {why}"
