@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +131,22 @@ def test_requirement_file_has_all_dependencies_of_the_package(name: str) -> None
     for requirement in map(Requirement, dependencies):
         assert pinned.get(canonicalize_name(requirement.name), "none") in requirement.specifier
     assert pinned.keys() >= _pinned(ROOT / "requirements" / "run.txt").keys()
+
+
+def test_pinned_packages_support_the_oldest_python() -> None:
+    """A pin for a newer patch release than README requires fails only on machines with the older Python."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    pinned = {
+        canonicalize_name(line.partition("==")[0])
+        for file in (ROOT / "requirements").glob("*.txt")
+        for line in file.read_text().splitlines()
+        if "==" in line and not line.startswith((" ", "#"))
+    }
+    installed = {canonicalize_name(each.metadata["Name"]): each for each in distributions()}
+    assert len(pinned & installed.keys()) > 50
+    needed = {name: installed[name].metadata["Requires-Python"] or "" for name in pinned & installed.keys()}
+    assert {name: each for name, each in needed.items() if oldest not in SpecifierSet(each)} == {}
 
 
 def test_no_lock_file_with_download_addresses_exists() -> None:
