@@ -101,7 +101,11 @@ def test_every_node_shows_sessions_of_amqp10(nodes: list[ClusterNode]) -> None:
         client.open()
         client.begin(3)
         client.attach_sender(None, 5, 3)
-        [shown] = [each for each in request(nodes[0], "connections") if each.get("container_id") == "client"]
+        [shown] = wait_for(
+            lambda: [
+                each for each in request(nodes[0], "connections") if each.get("container_id") == "client"
+            ]
+        )
         sessions = request(nodes[0], f"connections/{quote(shown['name'], safe='')}/sessions")
     assert [session["channel_number"] for session in sessions] == [3]
     assert [link["handle"] for link in sessions[0]["incoming_links"]] == [5]
