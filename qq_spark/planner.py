@@ -1,8 +1,8 @@
 """The micro-batches of a stream: its groups, its leases and its offsets.
 
-An offset is `{queue: {"queue": number of the queue, "first": lease, "next": lease}}`: `first` is the first lease that
-the stream reads of this queue, and `next` the first lease behind the offset. If leases before a batch were released
-unread, its end has `from`, the first lease of the batch.
+An offset is `{queue: {"queue": number of the queue, "group": generation of the group, "first": lease, "next": lease}}`:
+`first` is the first lease that the stream reads of this queue, and `next` the first lease behind the offset. If leases
+before a batch were released unread, its end has `from`, the first lease of the batch.
 
 Invariant: the leases between two offsets are a function of these offsets. A lease is committed only after Spark has
 recorded the batch with this lease as finished.
@@ -80,7 +80,7 @@ class _Reading:
         """Messages that may still be leased with `Trigger.AvailableNow`; `None` without a bound."""
 
     def start(self) -> dict[str, int]:
-        return {"queue": self.number, "first": self.first, "next": self.first}
+        return {"queue": self.number, "group": self.generation, "first": self.first, "next": self.first}
 
     def add(self, lease: Lease) -> None:
         self.leases[lease.number] = lease
@@ -227,9 +227,13 @@ class Planner:
 
     def _check(self, reading: _Reading, position: dict[str, int]) -> None:
         """Raise QueueSourceError if an offset of the checkpoint is of an earlier queue or group."""
+        # Offsets of earlier programs have no generation, and a restored cluster may lack the last leases of a group.
+        is_of_group = (
+            position.get("group") in (None, reading.generation) and position["next"] <= reading.last + 1
+        )
         if position["queue"] != reading.number:
             reason = f"queue '{reading.queue}' was deleted and declared again"
-        elif position["next"] > reading.last + 1:
+        elif not is_of_group:
             reason = f"group '{self._options.group}' of queue '{reading.queue}' was ended and opened again"
         else:
             return

@@ -116,7 +116,8 @@ class QueueReader(DataSourceReader):
                 generation, leases = self._snapshot(client)
             else:
                 first, last = options.leases
-                generation = ANY_GENERATION
+                group = client.group(options.queue, self._group)
+                generation = ANY_GENERATION if group is None else group.generation
                 leases = [
                     client.lease(options.queue, self._group, number) for number in range(first, last + 1)
                 ]

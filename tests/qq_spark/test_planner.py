@@ -193,11 +193,19 @@ def test_fenced_driver_neither_leases_nor_commits(driver: Driver) -> None:
     assert leased(driver) == 0
 
 
+def advance_anew(driver: Driver) -> None:
+    """End the group, and let another query read as many messages with it."""
+    driver.apply(c.CloseGroup("/", "a", "g", 0, True), publish(4, "a"))
+    Query(driver, {"queue": "a"}, Limits(2, 10**6), passes_start=True).run(run_quietly)
+    driver.apply(publish(1, "a"))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda driver: driver.apply(c.DeleteQueue(1, 2, "a", False, False), declare("a")), "declared again"),
         (lambda driver: driver.apply(c.CloseGroup("/", "a", "g", 0, True)), "ended and opened again"),
+        (advance_anew, "ended and opened again"),
     ],
 )
 def test_checkpoint_of_a_lost_group_is_refused(
