@@ -353,6 +353,7 @@ class Nemesis:
     def _heal(self, cuts: Sequence[tuple[str, str]]) -> None:
         for source, target in cuts:
             self._cluster.network.heal(source, target)
+        self._checks.topology_changed()
 
     def _isolate(self) -> None:
         node = self._anyone()

@@ -180,6 +180,11 @@ def test_leader_survives_queues_that_are_not_stuck_any_more() -> None:
     assert not run_seed(1811, draw=draw_leases).violation
 
 
+def test_links_that_heal_give_a_node_its_majority() -> None:
+    """A node that was put back had the majority again, and the checks still took its leader for cut off."""
+    assert not run_seed(2196, draw=draw_leases).violation
+
+
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation
