@@ -2,13 +2,14 @@
 
 A replay has a name and a record in the archive: its options, the manifests that it publishes, and how many of these are
 finished. Each message has the same publisher id and the same number in each attempt, so the cluster drops a message
-that an earlier attempt has published.
+that an earlier attempt has published. Replays of the same name in two archives have different publisher ids.
 
 Invariant: a manifest counts as finished only after the cluster has committed all its messages.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from importlib import import_module
@@ -75,7 +76,13 @@ class Replay:
         }
         known: dict[str, Any] | None = archive.replay(name, ("options", "manifests", "finished"))
         if known is None:
-            known = {"options": options, "manifests": [each.name for each in finished], "finished": 0}
+            manifests = [each.name for each in finished]
+            known = {
+                "options": options,
+                "manifests": manifests,
+                "finished": 0,
+                "publisher": _publisher_id(name, manifests),
+            }
             archive.write_replay(name, known)
         elif known["options"] != options:
             changed = sorted(key for key in options if known["options"].get(key) != options[key])
@@ -91,6 +98,8 @@ class Replay:
         self._manifests: list[Manifest] = [by_name[each] for each in known["manifests"] if each in by_name]
         self._missing = len(known["manifests"]) - len(self._manifests)
         self._record: dict[str, Any] = known
+        self.publisher_id: str = known.get("publisher", f"replay-{name}")
+        """Records of earlier programs have none."""
 
     def run(self, spark: SparkSession, publisher: Publisher) -> int:
         """Publish the messages that are left, and return their number."""
@@ -106,6 +115,16 @@ class Replay:
             self._record["finished"] = number + 1
             self._archive.write_replay(self.name, self._record)
         return published
+
+
+def _publisher_id(name: str, manifests: Sequence[str]) -> str:
+    """Return the publisher id of a replay.
+
+    It is the same for concurrent beginnings of the replay, and different for different archives, whose manifests have
+    random names.
+    """
+    digest = hashlib.sha256("\n".join(manifests).encode())
+    return f"replay-{name}-{digest.hexdigest()[:16]}"
 
 
 def _message(manifest: int, row: Row, target: Target) -> Message:
@@ -137,7 +156,7 @@ class Publisher:
             raise ArchiveError(f"a replay needs the package pika: {PACKAGES}") from None
         self._parameters = [self._parameters_of(url, access) for url in urls]
         self._access = access
-        self._id = f"replay-{replay.name}"
+        self._id = replay.publisher_id
         self._target = replay.target
         self._connection: Any = None
         self._channel: Any = None

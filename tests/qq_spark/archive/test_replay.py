@@ -94,10 +94,34 @@ def test_messages_are_published_once_when_replays_end_in_the_middle(
     assert [body.decode() for _, body in found] == list(map(str, range(26)))
     properties = found[1][0]
     assert (properties.content_type, properties.priority, properties.headers["odd"]) == ("a/b", 3, 1)
-    assert properties.headers["x-publisher-id"] == "replay-again"
+    assert properties.headers["x-publisher-id"].startswith("replay-again-")
     assert replayed(spark, archive, cluster, access) == 0
     with pytest.raises(ArchiveError, match="replay 'again' has begun with another routing_key"):
         replayed(spark, archive, cluster, access, target=Target("", "source"))
+
+
+@pytest.mark.slow
+def test_replays_of_a_name_in_two_archives_publish_both(
+    spark: SparkSession, cluster: LocalCluster, access: Access, tmp_path: Path
+) -> None:
+    publish(cluster, "both", [])
+    for number, source in enumerate(("first", "second")):
+        publish(cluster, source, [f"{number}-{each}" for each in range(3)])
+        run(tmp_path / source, access, source)
+        assert (
+            replayed(spark, Archive(str(tmp_path / source)), cluster, access, target=Target("", "both")) == 3
+        )
+    assert len(drained(cluster, "both")) == 6
+
+
+def test_replay_that_an_earlier_program_began_keeps_its_publisher_id(archive: Archive) -> None:
+    options = (Selection(), Target("", "copy"))
+    begun = Replay(archive, "old", *options)
+    record = archive.replay("old", ("publisher",))
+    assert record is not None
+    assert begun.publisher_id == record.pop("publisher") == Replay(archive, "old", *options).publisher_id
+    archive.write_replay("old", record)
+    assert Replay(archive, "old", *options).publisher_id == "replay-old"
 
 
 @pytest.mark.slow
