@@ -436,7 +436,9 @@ def _field_value(value: Value) -> Any:
 
 
 def _time(milliseconds: int) -> datetime:
-    """Return the time in whole seconds, as AMQP 0-9-1 has them."""
+    """Return the time in whole seconds, as AMQP 0-9-1 has them: none before 1970. Raises ManagementRefused."""
+    if milliseconds < 0:
+        raise _unsupported(Timestamp(milliseconds))
     try:
         return _EPOCH + timedelta(seconds=milliseconds // 1000)
     except OverflowError:

@@ -71,7 +71,10 @@ def _decimal(value: Decimal) -> bytes:
 
 
 def _timestamp(value: datetime) -> bytes:
-    """Encode a time in seconds, or in milliseconds if these are needed: readers tell them apart by their size."""
+    """Encode a time in seconds, or in milliseconds if these are needed: readers tell them apart by their size.
+
+    The log may hold a time before 1970, from an earlier program. As in RabbitMQ its sign is lost.
+    """
     seconds = value.timestamp()
     has_milliseconds = value.microsecond or seconds > SECONDS_MAX
-    return _TIMESTAMP.pack(b"T", round(seconds * 1000) if has_milliseconds else int(seconds))
+    return _TIMESTAMP.pack(b"T", (round(seconds * 1000) if has_milliseconds else int(seconds)) % 2**64)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qq.amqp10.composites import encode_composite
@@ -31,7 +32,8 @@ from qq.amqp10_server.management_requests import (
 from qq.machine.catalog.vhost import arguments_hash
 from qq.machine.protocol.codec import pack
 from qq.routing.routers import Binding, Destination, DestinationKind
-from qq.tables import check_table
+from qq.stored.exact_tables import encode_table, read_table
+from qq.tables import InvalidTable, check_table
 from tests.amqp10.amqp10_values import values
 from tests.harness.any_tables import tables
 
@@ -93,9 +95,17 @@ def test_any_request_is_read_or_refused(method: str, target: str, body: Value) -
 
 
 @given(st.dictionaries(st.text(max_size=20), values, max_size=3))
+@example({"before 1970": Timestamp(-1000)})
 def test_arguments_become_a_table_or_are_refused(arguments: dict[Any, Any]) -> None:
+    """A table that the log can hold can also be in definitions."""
     refused = refusal_of("PUT", "/queues/q", {"arguments": arguments})
-    assert refused is None or refused.text.startswith("unsupported argument")
+    if refused is not None:
+        assert refused.text.startswith("unsupported argument")
+        return
+    table = read("PUT", "/queues/q", {"arguments": arguments}).arguments
+    with suppress(InvalidTable):
+        check_table(table)
+        assert repr(read_table(encode_table(table))) == repr(table)
 
 
 @given(tables)

@@ -24,6 +24,12 @@ def test_table_is_the_same_after_encoding_and_reading(table: dict[str, Any]) -> 
     assert repr(read_table(encode_table(table))) == repr(table)
 
 
+def test_time_before_1970_loses_its_sign() -> None:
+    table = {"t": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)}
+    check_table(table)
+    assert read_table(encode_table(table)) == {"t": 2**64 - 1}
+
+
 @given(st.binary())
 def test_octets_that_are_no_table_raise_valueerror(octets: bytes) -> None:
     try:

@@ -7,7 +7,7 @@ Equal properties are encoded once. An error names the column and the row, before
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -235,6 +235,8 @@ def _headers(value: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _Wrong("is no JSON object")
     for name, each in found.items():
+        if isinstance(each, datetime) and each.tzinfo is None:
+            found[name] = each.replace(tzinfo=UTC)  # as in the column `timestamp`
         if len(octets_of(name)) > NAME_BYTES_MAX:
             raise _Wrong(f"has a name of more than {NAME_BYTES_MAX} bytes")
         if not isinstance(each, None | bool | int | float | str | datetime | list | dict):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qq.http.base.error_responses import Refusal
-from qq.http.documents import arrow_input
+from qq.http.documents import arrow_input, sink_tables
 from qq.http.documents.sink_tables import SinkTable
 from qq.stored.editing import content
 
@@ -203,3 +205,90 @@ def test_overwritten_octets_never_show_foreign_memory(octets: bytes, changes: li
         for message in routed(bytes(changed)):
             assert message.body in changed
             assert (message.properties.message_id or "").encode() in changed
+
+
+NUMBER_TYPES = [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64()]
+TIME_TYPES = [
+    pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC", "Europe/Berlin")
+]
+EXTREMES = [
+    0,
+    1,
+    -1,
+    255,
+    256,
+    2**31,
+    2**63 - 1,
+    -(2**63),
+    2**64 - 1,
+    253_402_300_799,
+    253_402_300_800 * 1000,
+]
+
+
+def column(kinds: list[Any], items: Any) -> Any:
+    """Arrays of a row, of a type and a value that this type has."""
+
+    def array(drawn: tuple[Any, Any]) -> Any:
+        kind, value = drawn
+        try:
+            return pa.array([value], kind)
+        except (pa.ArrowException, OverflowError, ValueError):
+            return pa.nulls(1, kind)
+
+    return st.tuples(st.sampled_from(kinds), items).map(array)
+
+
+numbers = st.sampled_from([*EXTREMES, None])
+texts = st.text(max_size=260) | st.none()
+maps = [
+    pa.map_(pa.string(), kind) for kind in (*NUMBER_TYPES, *TIME_TYPES, pa.float64(), pa.bool_(), pa.null())
+]
+columns = st.one_of(
+    *(
+        st.tuples(st.just(name), column([pa.string(), pa.large_string()], texts))
+        for name in (*sink_tables.TEXTS, "routing_key")
+    ),
+    *(
+        st.tuples(st.just(name), column([*NUMBER_TYPES, *TIME_TYPES], numbers))
+        for name in (*sink_tables.NUMBERS, "delay")
+    ),
+    *(
+        st.tuples(
+            st.just("headers"), column([kind], st.builds(lambda name, value: [(name, value)], texts, numbers))
+        )
+        for kind in maps
+    ),
+    st.tuples(
+        st.just("headers"), column([pa.string()], numbers.map(lambda value: json.dumps({"a": value})) | texts)
+    ),
+)
+"""A column and its name."""
+
+
+@given(columns)
+def test_any_column_is_stored_or_refused(named: tuple[str, Any]) -> None:
+    try:
+        [message] = routed(stream(pa.table({"body": pa.array([b"x"]), named[0]: named[1]})))
+    except Refusal as refusal:
+        refused = refusal
+    else:
+        assert message.body == b"x"
+        return
+    assert refused.status == 400
+    assert "column '" in refused.reason or refused.reason.startswith("invalid ")
+
+
+def test_header_before_1970_is_refused_and_without_a_zone_is_utc() -> None:
+    def headers(seconds: int, zone: str | None) -> bytes:
+        kind = pa.map_(pa.string(), pa.timestamp("s", zone))
+        return stream(pa.table({"body": pa.array([b"x"]), "headers": pa.array([[("t", seconds)]], kind)}))
+
+    status, reason = refusal(headers(-1, "UTC"))
+    assert status == 400
+    assert reason.startswith(
+        "column 'headers' does not fit in row 0: a header holds the time 1969-12-31T23:59:59"
+    )
+    for zone in (None, "UTC", "Europe/Berlin"):
+        [message] = routed(headers(5, zone))
+        assert message.properties.headers == {"t": datetime.fromtimestamp(5, UTC)}
