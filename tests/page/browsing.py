@@ -29,6 +29,12 @@ if (options.length && !options.some((option) => option.value === text)) throw ne
 Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set.call(field, text);
 for (const name of ["input", "change"]) field.dispatchEvent(new Event(name, {bubbles: true}));
 """
+_KEEPS_ITS_PLACE = """
+const [element, done] = arguments;
+const place = () => JSON.stringify(element.getBoundingClientRect());
+const before = place();
+requestAnimationFrame(() => requestAnimationFrame(() => done(place() === before)));
+"""
 _NOT_YET = (ElementClickInterceptedException, ElementNotInteractableException, StaleElementReferenceException)
 
 
@@ -97,14 +103,17 @@ class Page:
     # Doing
 
     def click(self, selector: str) -> None:
+        """Click on an element that keeps its place, because the driver clicks on a point."""
+
         def act() -> bool:
             try:
                 elements = self.all(selector)
-                if elements:
-                    elements[0].click()
+                if not elements or not self.browser.execute_async_script(_KEEPS_ITS_PLACE, elements[0]):
+                    return False
+                elements[0].click()
             except _NOT_YET:
                 return False
-            return bool(elements)
+            return True
 
         self.until(act, f"a click on {selector}")
 

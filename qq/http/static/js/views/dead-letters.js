@@ -1,7 +1,7 @@
 /** Dead letters: where messages die and why, where they are now, and how they come back. */
 import { get, path, query } from "../api.js";
 import { rate, short, whole } from "../format.js";
-import { html, useEffect, useState } from "../lib.js";
+import { html, useEffect, useRef, useState } from "../lib.js";
 import { Badge, Card, ExchangeLink, Heading, Loading, Problem, QueueLink } from "../parts/bits.js";
 import { BODY_BYTES_MAX, Message } from "../parts/messages.js";
 import { askForMove, Moves, REASONS, search, useMovesThere } from "../parts/moves.js";
@@ -90,14 +90,19 @@ function Found({ vhost, name, reason, from, text }) {
     matched: (before?.matched ?? 0) + part.matched,
     looked_at: (before?.looked_at ?? 0) + part.looked_at,
   }));
-  const failed = (/** @type {any} */ error) => setProblem(error.message);
+  const newest = useRef(0);
+  /** Show what a search finds, unless a newer one has begun. @param {number} offset @param {any} [before] */
+  const show = (offset, before) => {
+    newest.current += 1;
+    const own = newest.current;
+    const ifNewest = (/** @type {() => void} */ act) => { if (own === newest.current) act(); };
+    look(offset, before).then((next) => ifNewest(() => { setFound(next); setProblem(""); }), (error) => ifNewest(() => setProblem(error.message)));
+  };
   useEffect(() => {
-    let isWanted = true;
-    const timer = setTimeout(() => look(0).then((next) => { if (isWanted) { setFound(next); setProblem(""); } }, failed), found ? TYPING_MS : 0);
-    return () => {
-      isWanted = false;
-      clearTimeout(timer);
-    };
+    newest.current += 1;
+    setFound((/** @type {any} */ last) => last && { ...last, next_offset: null }); // what the next messages are depends on the filter
+    const timer = setTimeout(() => show(0), found ? TYPING_MS : 0);
+    return () => clearTimeout(timer);
   }, [reason, from, text, turn]);
   useEffect(() => {
     const again = () => setTurn((last) => last + 1);
@@ -119,7 +124,7 @@ function Found({ vhost, name, reason, from, text }) {
           ${found.matched > found.messages.length && ` The first ${whole(found.messages.length)} are shown.`}</p>
         ${!found.messages.length && html`<p class="empty">${found.ready ? "None of these messages fits the filter." : "There is no ready message."}</p>`}
         ${found.messages.map((/** @type {any} */ message) => html`<${Message} key=${message.offset} vhost=${vhost} message=${message} />`)}
-        ${found.next_offset !== null && html`<div class="toolbar"><button name="further" onClick=${() => look(found.next_offset, found).then(setFound, failed)}>Search the next messages</button></div>`}
+        ${found.next_offset !== null && html`<div class="toolbar"><button name="further" onClick=${() => show(found.next_offset, found)}>Search the next messages</button></div>`}
       </div>`}
     <//>`;
 }
