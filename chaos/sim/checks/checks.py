@@ -19,6 +19,8 @@ from cluster.log.hardstate import VoterStatus
 from cluster.log.segment import CorruptJournal
 from cluster.raft.cluster_clock import SLOWER
 from cluster.raft.elections import Role
+from cluster.raft.messages import Memory, Status, Vote, VoteRequest, decode, encode
+from cluster.raft.promises import NOTHING, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,11 @@ differ too: a millisecond begins at 33.25 s and at 33.249999999999986 s (seed 70
 """
 MINORITY_GRACE_S = 4.0
 """Seconds in which a leader without a majority steps down, and messages in flight at the cut have arrived."""
+NO_STATUS = Status(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+KINDS_THAT_REMEMBER = [encode(message)[0][0] for message in (Memory(0, 0, 0), NO_STATUS)]
+"""First bytes of the frames that tell a node what its peer remembers of it, and knows to be committed."""
+KINDS_OF_VOTES = [encode(message)[0][0] for message in (Vote(0), VoteRequest(0, 0, 0))]
+"""First bytes of the frames that tell of a vote for a peer or for the sender."""
 
 
 class ViolationError(BaseException):
@@ -148,8 +155,8 @@ class Checks:
         """Largest lead of each node's clock, in ms."""
         self._seen: dict[str, _Seen] = {}
         self._damage: dict[str, Damage] = {}
-        self._rolled_back: dict[str, int] = {}
-        """For each node with an older directory: the committed entries at that time, which it must have again."""
+        self._rolled_back: dict[str, Promise] = {}
+        """For each node with an older directory: the term and the end of the log that it must have again."""
         self._vouched: dict[str, int] = {}
         """Index up to which each voter has reported its log as synced."""
         self._log_ends: dict[str, int] = {}
@@ -159,6 +166,10 @@ class Checks:
         self._votes: dict[tuple[str, int], str] = {}
         self._cast: dict[tuple[str, int], dict[str, None]] = {}
         """Every voter that has ever voted for a node in a term."""
+        self._heard_votes: set[tuple[str, int]] = set()
+        """Voters and terms of the votes that any peer has heard of."""
+        self._forgotten_votes: set[tuple[str, int]] = set()
+        """Voters and terms of the votes in whose terms the directories were put back."""
         self._ids: dict[str, bytes] = {}
         """The id of each node's last data directory."""
         self.configuration: Configuration | None = None
@@ -169,6 +180,8 @@ class Checks:
         self._lost_campaigns: dict[tuple[str, int], None] = {}
         """Campaigns of lost directories, by name and term."""
         self._campaigns = Campaigns()
+        self._heard: dict[str, set[tuple[str, int]]] = {}
+        """Senders and kinds (first bytes) of the frames that each node's process has received."""
         self._vain_campaigns: dict[bytes, int] = {}
         """Number of campaigns of each directory since its removal."""
         self._minority_since_s: dict[str, float] = {}
@@ -203,6 +216,7 @@ class Checks:
         term = engine.term
         finds_damage = self.may_find_damage(node)
         self._campaigns.begin(node.name)
+        self._heard[node.name] = set()
         self._begin_directory(node)
         if node.voter_status is VoterStatus.BLANK and self.may_find_damage(node):
             forgotten = self._terms.pop(node.name, 0)
@@ -260,6 +274,11 @@ class Checks:
     def received(self, node: SimulatedNode, peer: str, frame: bytes) -> None:
         """Observe a frame from a peer before the node handles it."""
         self._campaigns.received(node.name, node.group.configurations.membership, peer, frame)
+        self._heard[node.name].add((peer, frame[0]))
+        if frame[0] in KINDS_OF_VOTES:
+            message = decode(frame)
+            assert isinstance(message, Vote | VoteRequest)
+            self._heard_votes.add((peer, message.term))
 
     def resumed(self, node: SimulatedNode) -> None:
         """Check the state of a node that has installed a snapshot."""
@@ -292,9 +311,32 @@ class Checks:
         """Record that a node's directory is as it was earlier. Only the other nodes remember what it lacks."""
         self._vouched.pop(node.name, None)
         self._damage[node.name] = Damage(node.incarnation - node.up, 0)
-        self._rolled_back[node.name] = len(self.committed) + 1
+        engine, journal = node.group.engine, node.group.journal
+        # It may have acknowledged entries that no leader has committed yet.
+        end = max(len(self.committed) + 1, journal.synced_index)
+        self._rolled_back[node.name] = Promise(engine.term, end)
+        self._forgotten_votes.add((node.name, engine.term))
         # Its checkpoints are older, too.
-        self.replays_to[node.name] = max(node.group.engine.applied_index, self.replays_to.get(node.name, 0))
+        self.replays_to[node.name] = max(engine.applied_index, self.replays_to.get(node.name, 0))
+
+    def has_heard_memories(self, node: SimulatedNode, peers: Sequence[str]) -> bool:
+        """Return whether this process has heard from all these peers what they remember, see `KINDS_THAT_REMEMBER`."""
+        return {(peer, kind) for peer in peers for kind in KINDS_THAT_REMEMBER} <= self._heard[node.name]
+
+    def know_all_commits(self, names: Sequence[str]) -> bool:
+        """Return whether any of these nodes knows that the last committed entry is committed."""
+        nodes = (node for node in self._cluster.nodes if node.name in names)
+        return any(node.group.engine.commit_index > len(self.committed) for node in nodes)
+
+    def conflict_with_commits(self, names: Sequence[str]) -> bool:
+        """Return whether the log of any of these nodes has another entry in the place of the last committed entry."""
+        index = len(self.committed) + 1
+        journals = [node.group.journal for node in self._cluster.nodes if node.name in names]
+        return bool(self.committed) and any(
+            journal.first_index <= index <= journal.last_index
+            and journal.term_at(index) != self.committed[-1].term
+            for journal in journals
+        )
 
     def is_repaired(self, node: SimulatedNode) -> bool:
         """Return whether a node whose directory was put back has everything again."""
@@ -388,13 +430,15 @@ class Checks:
         damage = self._damage.get(node.name)
         if damage is None:
             return False
+        owed = self._rolled_back.get(node.name, NOTHING)
         runs = node.up and node.has_started and node.runtime.alive
         whole = (
             runs
             and node.incarnation > damage.incarnation
             and node.voter_status is VoterStatus.VOTER
             and not node.group.fail_stop.damage
-            and node.group.journal.synced_index >= self._rolled_back.get(node.name, 0)
+            and node.group.engine.term >= owed.term
+            and node.group.journal.synced_index >= owed.index
         )
         # The synced index of an adopted log is known only when that log is durable and the damaged log is removed.
         if whole and node.group.journal.synced_index and not node.disk.damaged_files():
@@ -492,6 +536,7 @@ class Checks:
             # So does a node whose directory was put back: its vote in this term is used up, whoever got it.
             self._votes[node.name, engine.term] = vote
             return
+        self._forget_unheard_vote(node, engine.term)
         self._cast.setdefault((vote, engine.term), {})[node.name] = None
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
@@ -501,6 +546,15 @@ class Checks:
         self._check_may_vote(node, vote)
         if vote == node.name:
             self._check_may_campaign(node)
+
+    def _forget_unheard_vote(self, node: SimulatedNode, term: int) -> None:
+        """Let a node that was put back vote again in a term in which no peer has heard of its vote."""
+        key = node.name, term
+        if key in self._forgotten_votes - self._heard_votes:
+            self._forgotten_votes.discard(key)
+            vote = self._votes.pop(key, None)
+            if vote is not None:
+                self._cast[vote, term].pop(node.name, None)
 
     def _check_may_campaign(self, node: SimulatedNode) -> None:
         """Check that a node campaigns only after a won pre-vote or at its leader's request.

@@ -555,7 +555,8 @@ class Nemesis:
 
         While the directory grows, a minority is cut off, so commits need the node's acknowledgements. When the node has
         started and met the nodes that remember, these are cut off, and the node meets the minority. Until it is
-        repaired there is no other fault, because memories could be lost, and no node could know.
+        repaired there is no other fault, because memories could be lost, and no node could know. No log of the minority
+        has another entry in the place of a committed one, because nodes hear only how long a rightful leader's log is.
         """
         node, leader, options = self._anyone(), self._cluster.leader(), self._cluster.options
         if self._undos or options.grows or options.is_upgrade or not self._remember(node):
@@ -603,34 +604,37 @@ class Nemesis:
     def _put_back_snapshot(
         self, node: SimulatedNode, snapshot: DiskContent, lives: dict[str, int], minority: Sequence[str]
     ) -> None:
-        if self._lives() != lives or not self._checks.may_be_damaged(node):
+        is_unsafe = self._checks.conflict_with_commits(minority) or not self._checks.may_be_damaged(node)
+        if self._lives() != lives or is_unsafe:
             self._heal(self._cuts_around(minority))
             self._put_back_node = None
+            return
+        knowing = [name for name in self._cluster.names if name not in (node.name, *minority)]
+        if not self._checks.know_all_commits(knowing):
+            # A leader alone knows what it commits, until its next message has arrived.
+            again = partial(self._put_back_snapshot, node, snapshot, lives, minority)
+            self._world.after(0.005, again)
             return
         node.end(power_loss=False)
         node.disk.put_back(snapshot)
         self._checks.rolled_back(node)
         lag_s = self._random.uniform(0.0, 0.3)
-        knowing = [name for name in self._cluster.names if name not in (node.name, *minority)]
         for name in knowing:
             self._cluster.network.lag(name, node.name, lag_s)
             self._cluster.network.lag(node.name, name, lag_s)
         self._world.after(0.2, node.start)
-        self._world.after(0.2, partial(self._await_meeting, node, minority, knowing, lag_s))
+        self._world.after(0.2, partial(self._await_meeting, node, minority, knowing))
 
-    def _await_meeting(
-        self, node: SimulatedNode, minority: Sequence[str], knowing: Sequence[str], lag_s: float
-    ) -> None:
-        """Exchange the nodes that remember for the minority, when the node has heard them."""
-        met = node.up and node.has_started and set(knowing) <= set(self._cluster.network.linked(node.name))
-        if not met:
-            again = partial(self._await_meeting, node, minority, knowing, lag_s)
-            self._world.after(0.02, again)
-            return
-        delay_s = 1.5 * lag_s + 2 * self._cluster.options.network.delay_max_s
-        self._world.after(
-            delay_s + self._random.uniform(0.0, 0.1), partial(self._exchange, node, minority, knowing)
-        )
+    def _await_meeting(self, node: SimulatedNode, minority: Sequence[str], knowing: Sequence[str]) -> None:
+        """Exchange the nodes that remember for the minority, soon after the node has heard them.
+
+        A link is not enough: its other end may not have opened it, or their messages may still be on their way.
+        """
+        if node.up and node.has_started and self._checks.has_heard_memories(node, knowing):
+            exchange = partial(self._exchange, node, minority, knowing)
+            self._world.after(self._random.uniform(0.0, 0.1), exchange)
+        else:
+            self._world.after(0.02, partial(self._await_meeting, node, minority, knowing))
 
     def _exchange(self, node: SimulatedNode, minority: Sequence[str], knowing: Sequence[str]) -> None:
         cuts = self._cuts_around(knowing)

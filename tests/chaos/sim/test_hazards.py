@@ -85,6 +85,14 @@ ROLLBACKS = SimulationOptions(
     fault_interval_s=0.5,
     submit_interval_s=0.1,
 )
+SLOW_ROLLBACKS = replace(
+    ROLLBACKS,
+    faults={"roll back": 3.0, "kill": 3.0, "power loss of all": 1.0},
+    duration_s=40.0,
+    fault_interval_s=1.0,
+    submit_interval_s=0.4,
+    disk_slowness=100.0,
+)
 POWER_LOSSES = SimulationOptions(
     duration_s=12.0,
     submit_interval_s=0.08,
@@ -1512,3 +1520,19 @@ def test_entry_is_lost_when_acknowledgements_precede_the_sync(
 )
 def test_without_the_hazard_the_same_worlds_are_survived(options: SimulationOptions) -> None:
     assert run(0, options).violation == ""
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        pytest.param(20, ROLLBACKS, id="the leader alone knew of its last commit"),
+        pytest.param(
+            30, replace(ROLLBACKS, disk_slowness=50.0), id="acknowledged entries were not committed"
+        ),
+        pytest.param(122, SLOW_ROLLBACKS, id="nobody had heard of the vote"),
+        pytest.param(98, SLOW_ROLLBACKS, id="a log had another entry in the place of a committed one"),
+    ],
+)
+def test_rollbacks_stay_within_what_others_remember(seed: int, options: SimulationOptions) -> None:
+    """No node could know what the directory lacked, or it was judged by what it did not owe."""
+    assert not run(seed, options).violation

@@ -185,6 +185,11 @@ def test_links_that_heal_give_a_node_its_majority() -> None:
     assert not run_seed(2196, draw=draw_leases).violation
 
 
+def test_node_that_was_put_back_has_heard_those_that_remember() -> None:
+    """Its slow start opened only its own end of a link, so they were cut off before it had heard any of them."""
+    assert not run_seed(4715, draw=draw_leases).violation
+
+
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation
