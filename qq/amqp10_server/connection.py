@@ -543,9 +543,13 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                 container_id=self._container_id,
                 sessions=len(sessions),
                 links=len(self._links),
-                closed_windows=closed_windows(sessions),
+                closed_windows=closed_windows(sessions, self._has_waiting),
             )
         )
+
+    def _has_waiting(self, link: Link10) -> bool:
+        found = self._links.get(link)
+        return isinstance(found, DeliveringLink) and found.output.has_waiting
 
     def link_session(self, channel: int) -> LinkSessionFacts | None:
         session = self._engine.session(channel)
