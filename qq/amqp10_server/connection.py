@@ -223,8 +223,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             self._fail_with(error_reply(Condition.RESOURCE_LIMIT_EXCEEDED, failure.text))
 
     def _scopes_changed(self, scopes: Scopes) -> None:
-        for each in self._links.values():
-            each.access.renew(scopes)
+        for each in list(self._links.values()):
+            each.renew(scopes)
 
     def _token_expired(self) -> None:
         self._fail_with(error_reply(Condition.UNAUTHORIZED_ACCESS, "credential expired"))
