@@ -150,12 +150,12 @@ def is_json(value: Any) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of an AMQP table as a JSON value."""
+    """Return a value of an AMQP table, or of AMQP 1.0, as a JSON value. Keys that are no texts become texts."""
     match value:
         case bool() | int() | str() | None:
             return value
         case Mapping():
-            return {readable(name): json_value(item) for name, item in value.items()}
+            return {readable(str(name)): json_value(item) for name, item in value.items()}
         case list() | tuple():
             return [json_value(item) for item in value]
         case dt.datetime():

@@ -105,8 +105,12 @@ class Planner:
         self._client = client
         self._owner = owner
         self._readings: dict[str, _Reading] = {}
+        self._wanted: set[str] = set()
+        """The queues of the options. A checkpoint may have further queues, with leases that are not committed."""
         self._position: Offset | None = None
         """The end of the last planned batch."""
+        self._is_available_now = False
+        """Whether the query ends with the messages that are ready at its start."""
         self._is_idle = False
         self._discovered_at: float | None = None
 
@@ -117,7 +121,7 @@ class Planner:
 
     def initial(self) -> Offset:
         """Return the offset before the first lease that is not committed."""
-        self._discover()
+        self._discover(self._position)
         return {reading.queue: reading.start() for reading in self._sorted()}
 
     def latest(self, start: Offset | None, limits: Limits) -> Offset:
@@ -127,11 +131,13 @@ class Planner:
         """
         if self._is_idle:
             time.sleep(_IDLE_S)
-        self._discover()
         if start is None:
             start = self._position
+        self._discover(start)
         end = dict(start or {})
         readings = self._sorted()
+        if self._is_available_now:
+            self._bound(readings)
         is_idle = True
         for number, reading in enumerate(readings):
             known = (start or {}).get(reading.queue) or reading.start()
@@ -155,11 +161,8 @@ class Planner:
         return dict(sorted(end.items()))
 
     def prepare_available_now(self) -> None:
-        """Let the following offsets end with the messages that are ready now."""
-        self._discover()
-        for reading in self._readings.values():
-            group = self._client.group(reading.queue, self._options.group)
-            reading.allowed = 0 if group is None else group.ready
+        """Let the following offsets end with the messages that are ready when the first of them is planned."""
+        self._is_available_now = True
 
     def commit(self, end: Offset) -> None:
         """Commit the leases before an offset."""
@@ -171,7 +174,7 @@ class Planner:
                 and up_to >= position["first"]
                 and self._client.group(queue, self._options.group)
             ):
-                reading = self._reading(queue)
+                reading = self._reading(queue, position)
             if reading is None or up_to <= reading.committed:
                 continue
             self._check(reading, position)
@@ -191,7 +194,7 @@ class Planner:
             begin = max(begin, position.get("from", begin))
             if begin == position["next"]:
                 continue
-            reading = self._reading(queue)
+            reading = self._reading(queue, position)
             self._check(reading, position)
             for number in range(begin, position["next"]):
                 lease = reading.leases.get(number) or self._client.lease(queue, self._options.group, number)
@@ -201,24 +204,50 @@ class Planner:
     # Queues
 
     def _sorted(self) -> list[_Reading]:
-        return [self._readings[queue] for queue in sorted(self._readings)]
+        """Return the queues of which the stream takes new leases."""
+        return [self._readings[queue] for queue in sorted(self._wanted)]
 
-    def _discover(self) -> None:
-        """Open the groups of all queues of the options, and now and then of new queues."""
+    def _discover(self, known: Offset | None) -> None:
+        """Open the groups of all queues of the options, and now and then of new queues.
+
+        `known` has the queues of the checkpoint.
+        """
         for queue in self._options.queues:
-            self._reading(queue)
+            self._want(queue, known)
         pattern, now = self._options.pattern, time.monotonic()
         if pattern is None or (self._discovered_at is not None and now < self._discovered_at + _DISCOVERY_S):
             return
         self._discovered_at = now
         for queue in self._client.queues():
             if pattern.fullmatch(queue):
-                self._reading(queue)
+                self._want(queue, known)
 
-    def _reading(self, queue: str) -> _Reading:
+    def _want(self, queue: str, known: Offset | None) -> None:
+        self._reading(queue, (known or {}).get(queue))
+        self._wanted.add(queue)
+
+    def _bound(self, readings: Sequence[_Reading]) -> None:
+        """Let each queue that has no bound yet end with the messages that are ready now."""
+        for reading in readings:
+            if reading.allowed is None:
+                group = self._client.group(reading.queue, self._options.group)
+                reading.allowed = 0 if group is None else group.ready
+
+    def _reading(self, queue: str, known: dict[str, int] | None) -> _Reading:
+        """Return a queue whose group is open. `known` is its offset in the checkpoint.
+
+        A query that cannot go on must leave a group to its present owner, and open none.
+        """
         reading = self._readings.get(queue)
         if reading is None:
             options = self._options
+            if known is not None:
+                group = self._client.group(queue, options.group)
+                if group is None:
+                    raise _lost(
+                        f"queue '{queue}' was deleted, or its group '{options.group}' was ended, since this checkpoint"
+                    )
+                self._check(_Reading(group), known)
             reading = _Reading(
                 self._client.take_over(queue, options.group, self._owner, options.source.settings)
             )
@@ -232,14 +261,12 @@ class Planner:
             position.get("group") in (None, reading.generation) and position["next"] <= reading.last + 1
         )
         if position["queue"] != reading.number:
-            reason = f"queue '{reading.queue}' was deleted and declared again"
-        elif not is_of_group:
-            reason = f"group '{self._options.group}' of queue '{reading.queue}' was ended and opened again"
-        else:
-            return
-        raise QueueSourceError(
-            f"{reason} since this checkpoint, so its batches cannot be read again. Start with a new checkpoint"
-        )
+            raise _lost(f"queue '{reading.queue}' was deleted and declared again since this checkpoint")
+        if not is_of_group:
+            raise _lost(
+                f"group '{self._options.group}' of queue '{reading.queue}' is not the group of this checkpoint: "
+                "it was ended and opened again, or option 'group' has changed"
+            )
 
     # Leases
 
@@ -270,6 +297,12 @@ class Planner:
         """Return whether the queue has ready messages, without a change of the log."""
         group = self._client.group(reading.queue, self._options.group)
         return group is None or group.fence != reading.fence or group.ready > 0
+
+
+def _lost(reason: str) -> QueueSourceError:
+    return QueueSourceError(
+        f"{reason}. The batches of this checkpoint cannot be read again: start with a new checkpoint"
+    )
 
 
 def divided(leases: Sequence[OpenedLease], group: str, tasks: int) -> list[list[Slice]]:

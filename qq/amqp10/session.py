@@ -281,8 +281,9 @@ class Session10:
             self._fail_link(handle, error, events)
 
     def _flow(self, flow: FlowFrame, events: list[Any]) -> None:
+        was_closed = not self.windows.client_room
         self.windows.update(flow)
-        if self.deliveries.is_waiting:
+        if was_closed:
             self.deliveries.pump()
             if not self.deliveries.is_waiting:
                 events.append(WindowOpened(self))

@@ -223,8 +223,8 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
             self._fail_with(error_reply(Condition.RESOURCE_LIMIT_EXCEEDED, failure.text))
 
     def _scopes_changed(self, scopes: Scopes) -> None:
-        for each in self._links.values():
-            each.access.renew(scopes)
+        for each in list(self._links.values()):
+            each.renew(scopes)
 
     def _token_expired(self) -> None:
         self._fail_with(error_reply(Condition.UNAUTHORIZED_ACCESS, "credential expired"))
@@ -543,9 +543,13 @@ class Amqp10Connection(ClientConnection[ServerConnection10]):
                 container_id=self._container_id,
                 sessions=len(sessions),
                 links=len(self._links),
-                closed_windows=closed_windows(sessions),
+                closed_windows=closed_windows(sessions, self._has_waiting),
             )
         )
+
+    def _has_waiting(self, link: Link10) -> bool:
+        found = self._links.get(link)
+        return isinstance(found, DeliveringLink) and found.output.has_waiting
 
     def link_session(self, channel: int) -> LinkSessionFacts | None:
         session = self._engine.session(channel)

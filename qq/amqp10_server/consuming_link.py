@@ -104,8 +104,11 @@ class ConsumingLink(DeliveringLink):
         self.decide(self._check, decided)
 
     def _check(self) -> LinkRefusal | None:
-        self.access.check("read", "queue", self._queue)
+        self.check_rights()
         return self.check_queue(self._queue)
+
+    def check_rights(self) -> None:
+        self.access.check("read", "queue", self._queue)
 
     def _consume(self, arguments: Table) -> None:
         broker, connection = self.broker, self.connection

@@ -84,8 +84,8 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
 
     @property
     def _is_window_closed(self) -> bool:
-        """Whether earlier deliveries of the session wait for the client's window. Its opening calls `pump`."""
-        return self._engine.deliveries.is_waiting
+        """Whether the client's session takes no transfer. The opening of its window calls `pump`."""
+        return not self._engine.windows.client_room
 
     def _write_ranges(self, ranges: deque[Range], write: Callable[[Range, Sequence[Messages]], None]) -> bool:
         """Write the messages of ranges in steps. Return False if the rest, which stays in `ranges`, must wait.
@@ -99,7 +99,7 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
             if self._is_window_closed:
                 return False
             part = self._next_portion(ranges)
-            if self._divide(ranges, STEP_MAX, STEP_BYTES_MAX):
+            if self._divide(ranges, STEP_MAX, STEP_BYTES_MAX) or self._cut_to_window(ranges):
                 continue
             try:
                 stored = self._stored(part, ranges)
@@ -114,6 +114,21 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
             if self._closed:
                 return False  # a message was too large
             ranges.popleft()
+        return True
+
+    def _cut_to_window(self, ranges: deque[Range]) -> bool:
+        """Split the first range where the client's window ends. Return whether it was split.
+
+        Messages that the link sends settled are gone when they are written: those behind the window must wait in the
+        log. A message of several transfers leaves in part, perhaps.
+        """
+        windows, part = self._engine.windows, ranges[0]
+        room = windows.client_room
+        count = min(room, max(1, room * windows.frame_max * part.count // (part.size or 1)))
+        if not self._link.outgoing.is_settled or part.count <= count:
+            return False
+        ranges[0] = part.part(count, part.count - count)
+        ranges.appendleft(part.part(0, count))
         return True
 
     def _delivered(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qq.amqp10_server.ports import LinkCarrier
     from qq.machine.catalog.vhost import VirtualHost
     from qq.machine.protocol.effects import Failed, Result
+    from qq.scopes import Scopes
     from qq.sessions.ports import Publisher, SessionConsumers
     from qq.sessions.session_info import SessionFacts
 
@@ -110,6 +111,21 @@ class LinkSession(ABC):
                 decided(refusal)
 
         self.broker.submissions.read(self.connection.guarded(check_again), self.connection.lane)
+
+    def renew(self, scopes: Scopes) -> None:
+        """Take the scopes of a newer token. End the session of a link that they do not allow, as RabbitMQ 4.1 does."""
+
+        def decided(refusal: LinkRefusal | None) -> None:
+            if refusal is not None:
+                self.refuse_link(refusal)
+
+        self.access.renew(scopes)
+        if not self.is_over:  # another link may have ended their session
+            self.decide(self.check_rights, decided)
+
+    @abstractmethod
+    def check_rights(self) -> None:
+        """Raise AccessRefused if the client may not use the link's address."""
 
     def check_queue(self, name: str) -> LinkRefusal | None:
         """Return the refusal of a link to a queue that does not exist; None if it exists."""

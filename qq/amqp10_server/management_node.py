@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qq.amqp10.values import Value
     from qq.amqp10_server.command_session import ConnectionCommands
     from qq.amqp10_server.management_requests import ManagementRequest
+    from qq.scopes import Scopes
 
 ADDRESS = "/management"
 LINK_CREDIT = 8
@@ -101,10 +102,6 @@ class ManagementLink:
         self._link = link
 
     @property
-    def access(self) -> Access:
-        return self._node.access
-
-    @property
     def is_busy(self) -> bool:
         """Whether requests of the client have no answer yet."""
         return self._pair.owed > 0
@@ -120,6 +117,10 @@ class ManagementLink:
     def pump(self) -> None:
         """Go on with the requests of the pair, because the client's window is open."""
         self._node.resume(self._pair)
+
+    def renew(self, scopes: Scopes) -> None:
+        """Take the scopes of a newer token. Each request is checked by itself."""
+        self._node.access.renew(scopes)
 
     def finish(self, then: Callable[[], None]) -> None:
         """Call `then`, because the client detaches the link. Requests that it has sent are still carried out."""

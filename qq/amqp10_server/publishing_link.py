@@ -144,6 +144,10 @@ class PublishingLink(LinkSession):
 
         self.decide(self._check_target, decided)
 
+    def check_rights(self) -> None:
+        if self._target is not None:
+            self.access.publish(self._target.exchange.encode(), self._target.exchange)
+
     def _check_target(self) -> LinkRefusal | None:
         target = self._target
         return None if target is None else self._check(target)

@@ -171,6 +171,9 @@ class ReplyLink(DeliveringLink):
         self._accept = accept
         self.open(self._consume)
 
+    def check_rights(self) -> None:
+        """Direct replies need no permission."""
+
     def _consume(self) -> None:
         command = ReplyTo(self.session, self.id, self._name)
         self.broker.submit_when_free(command, self.connection, lambda: self.is_over)

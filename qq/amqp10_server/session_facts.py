@@ -45,9 +45,14 @@ def session_facts(session: Session10, address: Callable[[Link10], str]) -> LinkS
     )
 
 
-def closed_windows(sessions: Sequence[Session10]) -> ClosedWindows:
-    """Return the sessions with deliveries that wait for the client's window."""
-    closed = [session.windows.next_outgoing_id for session in sessions if session.deliveries.is_waiting]
+def closed_windows(sessions: Sequence[Session10], has_waiting: Callable[[Link10], bool]) -> ClosedWindows:
+    """Return the sessions with deliveries that wait for the client's window, in the session or at a link."""
+    closed = [
+        session.windows.next_outgoing_id
+        for session in sessions
+        if not session.windows.client_room
+        and (session.deliveries.is_waiting or any(map(has_waiting, session.links)))
+    ]
     return ClosedWindows(len(closed), sum(closed)) if closed else NO_CLOSED_WINDOWS
 
 

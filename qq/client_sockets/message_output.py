@@ -98,6 +98,11 @@ class MessageOutput(ABC, Generic[ItemT, SocketT]):
         if len(self._waiting) == 1:
             self.pump()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether items wait for the socket, for the log, or for the window of the client."""
+        return bool(self._waiting)
+
     def _put_answer(self, item: ItemT) -> None:
         self._answers_waiting += 1
         if self._answers_waiting > ANSWERS_WAITING_MAX:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     SparkContext = AbstractContextManager[SparkSession]
 
 _DIRECTORY = click.argument("location", metavar="DIR")
+_DAYS_MAX = 36_500
 _QUEUES = click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Queue; may be repeated.")
 
 
@@ -167,11 +168,12 @@ def archive_commands(with_access: Callable[[Command], Command]) -> Iterator[clic
     @click.command("check")
     @_DIRECTORY
     def check(*, location: str) -> int:
-        """Check that all files of an archive are there and unchanged, by their hashes."""
+        """Check that all leases and files of an archive are there and unchanged, by their numbers and hashes."""
         archive = Archive(location)
         contents = archive.contents()
         manifests = contents.finished()
         archive.check_files(contents, manifests, hashes=True)
+        archive.check_leases(contents, manifests)  # last, because somebody may have released a lease
         files = sum(len(each.files) for each in manifests)
         click.echo(f"{sum(each.messages for each in manifests):,} messages in {files:,} files: unchanged")
         return 0
@@ -181,7 +183,7 @@ def archive_commands(with_access: Callable[[Command], Command]) -> Iterator[clic
     @click.option(
         "--older-than",
         "days",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, _DAYS_MAX),
         required=True,
         metavar="DAYS",
         help="Days to keep.",

@@ -36,6 +36,8 @@ ROW_BITS = 32
 _PAUSE_S = 0.5
 _DROPPED = re.compile(r"x-death|x-(first|last)-death-.*|x-delivery-count|x-acquired-count")
 """Headers that the broker adds when a message dies or returns."""
+_NO_ROOM = "partial tx completion"
+"""Text with which a node refuses a transaction, if a queue has no room for all its messages."""
 
 
 class Target(NamedTuple):
@@ -174,7 +176,13 @@ class Publisher:
             try:
                 self._publish(batch)
             except errors.ChannelClosedByBroker as error:
-                raise ArchiveError(f"the cluster refuses the replay: {error.reply_text}") from None
+                reason = f"the cluster refuses the replay: {error.reply_text}"
+                if _NO_ROOM in error.reply_text:
+                    reason += (
+                        f": a queue of exchange '{self._target.exchange}' refuses messages, for example because of its "
+                        "limit with reject-publish. Make room, and run the replay again: it goes on"
+                    )
+                raise ArchiveError(reason) from None
             except (errors.ProbableAuthenticationError, errors.ProbableAccessDeniedError) as error:
                 raise ArchiveError(f"the cluster refuses user '{self._access.user}': {error}") from None
             except (errors.AMQPError, OSError) as error:

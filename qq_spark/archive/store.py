@@ -201,7 +201,10 @@ class Archive:
         return Contents(sizes, known, manifests, deleted)
 
     def check_files(self, contents: Contents, manifests: Iterable[Manifest], *, hashes: bool = False) -> None:
-        """Raise ArchiveError if files of manifests are missing or have other sizes; `hashes` reads them, too."""
+        """Raise ArchiveError if files of manifests are missing or have other sizes.
+
+        `hashes` reads the files, too, and compares their hashes and numbers of rows.
+        """
         for manifest in manifests:
             for file in manifest.files:
                 name = f"{manifest.directory}/{file.name}"
@@ -217,6 +220,31 @@ class Archive:
                     raise ArchiveError(
                         f"{self.location}/{name} was changed: its hash is not that of its manifest"
                     )
+                if hashes and (rows := self._rows(name)) != file.messages:
+                    raise ArchiveError(
+                        f"{self.location}/{name} has {rows} messages, not the {file.messages} of its manifest"
+                    )
+
+    def check_leases(self, contents: Contents, manifests: Iterable[Manifest]) -> None:
+        """Raise ArchiveError if a present series lacks a lease: runs number its leases without gaps.
+
+        Of an earlier series, nothing tells which leases were deleted because of their age.
+        """
+        reached = {each.name: each.deleted_up_to for each in contents.series.values()}
+        for each in manifests:
+            before = reached.get(each.series)
+            if before is None:
+                continue
+            if each.lease > before + 1:
+                first, last = before + 1, each.lease - 1
+                raise ArchiveError(
+                    f"{self.location}: lease {first} of queue '{each.queue}' is missing: its manifest was lost, or "
+                    "somebody released it"
+                    if first == last
+                    else f"{self.location}: leases {first} to {last} of queue '{each.queue}' are missing: their "
+                    "manifests were lost, or somebody released them"
+                )
+            reached[each.series] = max(before, each.lease)
 
     def uri(self, name: str) -> str:
         """Return the address of a file for Spark."""
@@ -336,6 +364,7 @@ class Archive:
             )
             values: dict[str, Any] = {field: document[field] for field in Manifest._fields}
             found = Manifest(**values)._replace(files=files)
+            counted = sum(file.messages for file in files)
         except (TypeError, KeyError):
             raise ArchiveError(
                 f"{self.location}/{name} is damaged: its list of files cannot be read"
@@ -343,6 +372,10 @@ class Archive:
         self._check_place(name, found.queue, 1)
         if found.name != name:
             raise ArchiveError(f"{self.location}/{name} is the manifest of {found.name}")
+        if found.messages != counted:
+            raise ArchiveError(
+                f"{self.location}/{name} is damaged: it counts {found.messages} messages, and {counted} in its files"
+            )
         return found
 
     def _check_place(self, name: str, queue: str, depth: int) -> None:
@@ -371,6 +404,13 @@ class Archive:
             while octets := file.read(2**20):
                 found.update(octets)
         return found.hexdigest()
+
+    def _rows(self, name: str) -> int:
+        """Return the number of rows that a Parquet file has by its footer."""
+        from pyarrow import parquet  # noqa: PLC0415 - the client needs no pyarrow
+
+        with self._named(f"{self.location}/{name}"), self._files.open_input_file(self._path(name)) as file:
+            return parquet.read_metadata(file).num_rows
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -68,6 +68,9 @@ primitives = st.one_of(
 descriptors = st.integers(0, 2**64 - 1).map(ULong) | symbols
 
 
+keys = st.one_of(texts, symbols, st.binary(max_size=9), integers, st.none(), st.booleans())
+
+
 def _built(kind: Any, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.tuples(*arguments).map(lambda drawn: kind(*drawn))
 
@@ -89,7 +92,7 @@ values = st.recursive(
     primitives,
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(texts | symbols | st.binary(max_size=9), inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=4)
         | _arrays(inner)
         | _built(Described, descriptors, inner)
     ),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
+from qq import testing
 from qq.amqp10.performatives import AcceptedState, FlowFrame, SenderSettleMode, TransferFrame
 from qq.amqp10.values import Int, Symbol
 from qq.testing import ClusterNode
@@ -213,6 +216,28 @@ def test_messages_wait_in_the_queue_for_the_window(client: SocketClient, queue: 
     for first in range(4, 301, 33):
         client.flow(33)
         assert received(client, 33) == list(range(first, first + 33))
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "hang up"])
+@pytest.mark.parametrize(("size", "window"), [(1, 5), (2500, 15)])
+def test_settled_messages_behind_the_window_stay_in_the_queue(
+    node: ClusterNode, channel: Any, queue: str, size: int, window: int, end: str
+) -> None:
+    put(channel, queue, *(bytes(size) for _ in range(60)))
+    with SocketClient(node.amqp_port) as client:
+        client.open(max_frame_size=1000)
+        client.begin(window=window)
+        client.attach_receiver(queue, snd_settle_mode=SenderSettleMode.SETTLED)
+        client.credit(50, window=window)
+        for _ in range(window):
+            client.message()
+        if end == "detach":
+            client.detach(1)
+        elif end == "end":
+            client.end()
+    testing._wait_until(
+        lambda: ready(channel, queue) == 55, lambda: f"{ready(channel, queue)} ready messages"
+    )
 
 
 def test_each_part_of_a_message_takes_a_place_in_the_window(

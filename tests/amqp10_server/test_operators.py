@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given
 
 from qq.amqp10.performatives import (
     DispositionFrame,
@@ -15,9 +17,11 @@ from qq.amqp10.performatives import (
     SourceTerminus,
     TargetTerminus,
 )
-from qq.amqp10.values import Symbol
+from qq.amqp10.values import Symbol, ULong, Value
 from qq.config import NodeLimits
+from qq.tables import json_value
 from qq.testing import ClusterNode
+from tests.amqp10.amqp10_values import values
 from tests.amqp10_server.socket_client import SocketClient, data, receiver, sender
 from tests.page.demo import api
 
@@ -25,6 +29,18 @@ from tests.page.demo import api
 def sessions_of(node: ClusterNode, container: str) -> list[dict[str, Any]]:
     [name] = [each["name"] for each in api(node, "connections") if each.get("container_id") == container]
     return api(node, f"connections/{quote(name, safe='')}/sessions")
+
+
+def test_properties_of_a_client_may_have_any_keys(node: ClusterNode) -> None:
+    with SocketClient(node.amqp_port) as client:
+        client.open(properties={Symbol("x"): {True: ULong(1), ULong(2): None, b"3": "", "y": {None: ""}}})
+        [shown] = [each for each in api(node, "connections") if each.get("container_id") == "client"]
+    assert shown["client_properties"]["x"] == {"True": 1, "2": None, "b'3'": "", "y": {"None": ""}}
+
+
+@given(values)
+def test_any_value_of_amqp10_is_shown_as_json(value: Value) -> None:
+    assert json.dumps(json_value({"x": value}))
 
 
 def test_operators_see_connections_and_links(client: SocketClient, node: ClusterNode, queue: str) -> None:

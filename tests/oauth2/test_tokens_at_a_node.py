@@ -14,8 +14,9 @@ import aiormq
 import pika
 import pytest
 
-from qq.amqp10.performatives import CloseFrame, ErrorReply
+from qq.amqp10.performatives import CloseFrame, EndFrame, ErrorReply
 from qq.testing import ClusterNode, LocalCluster
+from tests.amqp10_server.lone_broker10 import ManagementClient
 from tests.amqp10_server.socket_client import SocketClient
 from tests.oauth2.issuer import SERVICE, Issuer, new_key
 
@@ -164,6 +165,36 @@ def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, 
         await connection.close()
 
     asyncio.run(story())
+
+
+def test_new_token_ends_sessions_of_amqp10_whose_links_it_does_not_allow(
+    node: ClusterNode, issuer: Issuer
+) -> None:
+    token = issuer.token(*ALL)
+    with connect(node, token) as connection:
+        channel = connection.channel()
+        for queue in ("kept10", "lost10"):
+            channel.queue_declare(queue, durable=True)
+        with ManagementClient(node.amqp_port, token) as client:
+            client.manage()
+            for number, queue in enumerate(("kept10", "lost10"), start=1):
+                client.begin(number)
+                client.attach_receiver(queue, number, number)
+                client.credit(10, number, number)
+            client.begin(3)
+            client.attach_sender("/queues/kept10", 3, 3)
+            newer = issuer.token("read:%2F/kept10")
+            client.send_request("PUT", "/auth/tokens", newer.encode())
+            ends: dict[int, str] = {}
+            while len(ends) < 2:
+                received = client.receive()
+                if isinstance(received.performative, EndFrame):
+                    ends[received.channel] = received.performative.error.condition
+            assert ends == dict.fromkeys((2, 3), "amqp:unauthorized-access")
+            channel.basic_publish("", "kept10", b"still here")
+            channel.basic_publish("", "lost10", b"for nobody")
+            transfer, _ = client.message()
+            assert transfer.handle == 1
 
 
 @pytest.mark.parametrize(

@@ -200,11 +200,22 @@ def advance_anew(driver: Driver) -> None:
     driver.apply(publish(1, "a"))
 
 
+def declare_anew(driver: Driver) -> None:
+    """Replace the queue, and let another query open a group of the same name."""
+    driver.apply(c.DeleteQueue(1, 2, "a", False, False), declare("a"))
+    Query(driver, {"queue": "a"}, Limits(2, 10**6), passes_start=True).run(run_quietly)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda driver: driver.apply(c.DeleteQueue(1, 2, "a", False, False), declare("a")), "declared again"),
-        (lambda driver: driver.apply(c.CloseGroup("/", "a", "g", 0, True)), "ended and opened again"),
+        (lambda driver: driver.apply(c.DeleteQueue(1, 2, "a", False, False)), "'a' was deleted, or"),
+        (
+            lambda driver: driver.apply(c.DeleteQueue(1, 2, "a", False, False), declare("a")),
+            "'a' was deleted",
+        ),
+        (declare_anew, "'a' was deleted and declared again"),
+        (lambda driver: driver.apply(c.CloseGroup("/", "a", "g", 0, True)), "its group 'g' was ended"),
         (advance_anew, "ended and opened again"),
     ],
 )
@@ -215,9 +226,30 @@ def test_checkpoint_of_a_lost_group_is_refused(
     query = Query(driver, {"queue": "a"}, Limits(2, 10**6), passes_start=True)
     query.run(run_quietly)
     change(driver)
-    driver.apply(publish(1, "a"))
-    with pytest.raises(QueueSourceError, match=rf"'a' was .*{message} since this checkpoint"):
-        query.run(run_quietly)
+    queue = driver.machine.vhosts["/"].queues.get("a")
+    groups = queue and {name: group.fence for name, group in queue.groups.items()}
+    for _ in range(2):
+        with pytest.raises(QueueSourceError, match=rf"{message}.* start with a new checkpoint"):
+            query.run(run_quietly)
+    assert leased(driver) == 0
+    assert groups == (queue and {name: group.fence for name, group in queue.groups.items()})
+
+
+def test_stream_takes_no_leases_of_a_queue_that_its_options_drop(driver: Driver) -> None:
+    driver.apply(publish(2, "a"), publish(2, "b"))
+    query = Query(driver, {"queues": "a,b"}, Limits(9, 10**6), passes_start=True)
+
+    def crash() -> None:
+        if query.sink:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        query.run(crash)
+    driver.apply(publish(1, "a"), publish(1, "b"))
+    query._options = stream_options({"url": URL, "group": "g", "queue": "b"})
+    query.run(run_quietly)
+    assert len(set(query.rows)) == len(query.rows) == 5
+    assert driver.machine.vhosts["/"].queues["a"].ready == 1
     assert leased(driver) == 0
 
 

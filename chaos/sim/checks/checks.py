@@ -250,18 +250,23 @@ class Checks:
         self.topology_changed()
 
     def _begin_directory(self, node: SimulatedNode) -> None:
-        """Forget a node's promises if it has a new directory and members are known by their ids."""
+        """Forget a node's promises if it has a new id and members are known by their ids.
+
+        A directory that has promised nothing gets a new id at each start and keeps its files, damaged or not.
+        """
         name, member_id = node.name, node.group.members.id
         is_another = self._ids.get(name, member_id) != member_id
         self._ids[name] = member_id
         if self.configuration is None or not is_another:
             return
+        damage = self._damage.pop(name, None)
+        if damage is not None and node.disk.damaged_files():
+            self._damage[name] = damage._replace(owed_index=0)
         for known in (
             self._terms,
             self._forgotten_terms,
             self._vouched,
             self._log_ends,
-            self._damage,
             self._rolled_back,
         ):
             known.pop(name, None)

@@ -33,6 +33,7 @@ from cluster.configuration.change_request import MemberChange, Verb
 from cluster.engine.engine import Engine
 from cluster.engine.rejoin import Rejoin
 from cluster.log.hardstate import HardState, VoterStatus
+from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.raft.cluster_clock import WALL_MAX_MS
 from cluster.raft.messages import Message, TimeoutNow, VoteRequest, encode
 from cluster.transport.connection import LinkLimits
@@ -190,6 +191,11 @@ def test_node_that_was_put_back_has_heard_those_that_remember() -> None:
     assert not run_seed(4715, draw=draw_leases).violation
 
 
+def test_new_id_does_not_mend_a_flipped_bit() -> None:
+    """A node without promises got a new id at its start, and the checks forgot the damage that it found later."""
+    assert not run_seed(3519, draw=draw_leases).violation
+
+
 def test_message_from_before_a_stall_is_not_taken_as_current() -> None:
     """A node reported that no majority has its log any more, because of a peer's report from before its start."""
     assert not run_seed(65611, draw=draw_birth).violation
@@ -285,6 +291,29 @@ def test_directory_that_was_never_started_does_not_count() -> None:
     assert not simulation.checks.counts(node)
     node.start()
     assert node.has_id
+
+
+def test_directory_with_a_new_id_is_as_damaged_as_before() -> None:
+    """It has promised nothing, so each start gives it a new id, but no other files."""
+    simulation = Simulation(1, SimulationOptions(faults={"reset": 1.0}, fault_interval_s=1000.0))
+    cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
+    _, node = leader_and_follower(simulation, 5.0)
+    for peer in node.peers:
+        cluster.network.cut(peer, node.name)
+    node.end(power_loss=False)
+    node.disk.lose_everything()
+    checks.damaged(node)
+    node.start()
+    world.run_until(6.0)
+    assert not checks.may_find_damage(node)
+    node.end(power_loss=False)
+    before = node.group.members.id
+    [segment] = [path for path in node.disk.files() if path.endswith(".segment")]
+    node.disk.flip_bit(segment, 8 * FILE_HEADER_BYTES)
+    checks.damaged(node)
+    node.start()
+    assert node.group.members.id != before
+    assert checks.may_find_damage(node)
 
 
 def test_voter_stays_undamaged_beside_a_damaged_learner() -> None:

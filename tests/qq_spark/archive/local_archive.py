@@ -82,6 +82,7 @@ def rows(directory: Path, *queues: str) -> list[dict[str, Any]]:
     contents = archive.contents()
     manifests = contents.finished(queues)
     archive.check_files(contents, manifests, hashes=True)
+    archive.check_leases(contents, manifests)
     return [
         row
         for each in manifests

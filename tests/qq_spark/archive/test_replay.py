@@ -11,7 +11,7 @@ import pytest
 from qq_spark.archive import archiver
 from qq_spark.archive import replay as module
 from qq_spark.archive.frames import Selection
-from qq_spark.archive.replay import Publisher, Replay, Target
+from qq_spark.archive.replay import Message, Publisher, Replay, Target
 from qq_spark.archive.store import Archive, ArchiveError
 from tests.qq_spark.archive.local_archive import CrashError, publish, run
 
@@ -138,6 +138,23 @@ def test_selected_messages_are_published(
     assert [body.decode() for _, body in drained(cluster, "chosen")] == list(map(str, range(1, 26, 2)))
     with pytest.raises(ArchiveError, match="no exchange 'absent'"):
         replayed(spark, archive, cluster, access, name="absent", target=Target("absent", None))
+
+
+def test_queue_without_room_is_told(archive: Archive, cluster: LocalCluster, access: Access) -> None:
+    arguments = {"x-queue-type": "quorum", "x-max-length": 2, "x-overflow": "reject-publish"}
+    with pika.BlockingConnection(pika.URLParameters(cluster.nodes[0].url)) as connection:
+        connection.channel().queue_declare("full", durable=True, arguments=arguments)
+    begun = Replay(archive, "full", Selection(), Target("", "full"))
+    octets = b"".join(pika.BasicProperties().encode())
+    batch = [Message(number, "full", b"text", octets) for number in range(1, 4)]
+    with (
+        closing(Publisher([cluster.nodes[0].url], access, begun)) as publisher,
+        pytest.raises(
+            ArchiveError,
+            match=r"partial tx completion: a queue of exchange '' refuses messages, .* run the replay again",
+        ),
+    ):
+        publisher.publish(batch)
 
 
 def test_wrong_names_and_addresses_are_refused(
