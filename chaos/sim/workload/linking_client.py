@@ -105,7 +105,7 @@ class Receiver:
     granted: int = 0
     """Messages for which the client has given credit, with those that a drain has taken back."""
     peak: int = 0
-    """The most of them since the last drain; the node may have used credit that the client has lowered."""
+    """The most of them since the node has answered a drain; it may have used credit that the client has lowered."""
     received: int = 0
     drained: int = 0
     parts: bytes = b""
@@ -429,9 +429,10 @@ class LinkingClient(RecordedClient, Amqp10Client):
     def _flowed(self, link: Any) -> None:
         receiver = self._receivers.get(link.name)
         if receiver is not None and link.name not in self._ending:
-            receiver.drained += link.drained()
+            taken_back = link.drained()
+            receiver.drained += taken_back
             self._check_credit(receiver)
-            self._end_drain(receiver)
+            self._end_drain(receiver, is_answered=taken_back > 0)
 
     def _check_credit(self, receiver: Receiver) -> None:
         if receiver.used > receiver.peak:
@@ -440,11 +441,15 @@ class LinkingClient(RecordedClient, Amqp10Client):
                 f"{receiver.received} and taken {receiver.drained} back"
             )
 
-    def _end_drain(self, receiver: Receiver) -> None:
-        """End a drain if all credit is used or taken back."""
+    def _end_drain(self, receiver: Receiver, *, is_answered: bool = False) -> None:
+        """End a drain if all credit is used or taken back.
+
+        Messages for credit that the client has lowered may follow, unless the node has answered the drain behind them.
+        """
         if receiver.is_draining and receiver.used >= receiver.granted:
             receiver.is_draining = False
-            receiver.granted = receiver.peak = receiver.used
+            receiver.granted = receiver.used
+            receiver.peak = receiver.used if is_answered else max(receiver.peak, receiver.used)
             self._top_up(receiver)
 
     def _arrived(self, receiver: Receiver, delivery: Any) -> None:

@@ -20,6 +20,7 @@ from chaos.sim.run import (
     LARGEST_BYTES,
     Outcome,
     Simulation,
+    draw_amqp10,
     draw_birth,
     draw_leases,
     draw_links,
@@ -179,6 +180,11 @@ def test_replaying_node_may_lack_settled_messages(seed: int) -> None:
 def test_leader_survives_queues_that_are_not_stuck_any_more() -> None:
     """The last pass of a queue was forgotten while it was under way."""
     assert not run_seed(1811, draw=draw_leases).violation
+
+
+def test_message_for_lowered_credit_may_follow_a_drain() -> None:
+    """A client of AMQP 1.0 took the drain for ended by messages that had used earlier, higher credit."""
+    assert not run_seed(40009, draw=draw_amqp10).violation
 
 
 def test_links_that_heal_give_a_node_its_majority() -> None:
