@@ -127,8 +127,7 @@ class WindowedOutput(MessageOutput[ItemT, "LinkCarrier"], Generic[ItemT]):
         count = min(room, max(1, room * windows.frame_max * part.count // (part.size or 1)))
         if not self._link.outgoing.is_settled or part.count <= count:
             return False
-        ranges[0] = part.part(count, part.count - count)
-        ranges.appendleft(part.part(0, count))
+        self._split(ranges, count)
         return True
 
     def _delivered(

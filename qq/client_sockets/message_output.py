@@ -126,9 +126,15 @@ class MessageOutput(ABC, Generic[ItemT, SocketT]):
         part = ranges[0]
         count = self._entries.portion(part)
         if count < part.count:
-            ranges[0] = part.part(count, part.count - count)
-            ranges.appendleft(part.part(0, count))
+            self._split(ranges, count)
         return ranges[0]
+
+    @staticmethod
+    def _split(ranges: deque[Range], count: int) -> None:
+        """Split the first range behind this many messages."""
+        part = ranges[0]
+        ranges[0] = part.part(count, part.count - count)
+        ranges.appendleft(part.part(0, count))
 
     @staticmethod
     def _divide(ranges: deque[Range], messages_max: int, bytes_max: int | None = None) -> bool:

@@ -6,7 +6,7 @@ Invariant: when the broker adds headers to a message, the octets of the client's
 from __future__ import annotations
 
 from copy import copy
-from datetime import UTC, datetime
+from datetime import datetime
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -33,7 +33,6 @@ WORTHWHILE_BYTES = 32 * 1024
 LONGS = range(-(2**63), 2**63)
 
 _END = bytes([FRAME_END])
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _U16 = Struct(">H")
 _U32 = Struct(">I")
 _FRAME = Struct(">BHI")
@@ -219,9 +218,10 @@ def field_value(value: HeaderValue) -> bytes:
         case str():
             return sized(b"S", octets_of(value))
         case datetime():
-            if value < _EPOCH:
+            seconds = value.timestamp()
+            if seconds < 0:
                 raise ValueError(f"a header holds the time {value.isoformat()}, which is before 1970")
-            return _TIMESTAMP.pack(b"T", int(value.timestamp()))
+            return _TIMESTAMP.pack(b"T", int(seconds))
         case list():
             return sized(b"A", b"".join(map(field_value, value)))
         case dict():

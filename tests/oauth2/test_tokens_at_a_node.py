@@ -167,9 +167,7 @@ def test_a_new_token_renews_a_connection_and_its_permissions(node: ClusterNode, 
     asyncio.run(story())
 
 
-def test_new_token_ends_sessions_of_amqp10_whose_links_it_does_not_allow(
-    node: ClusterNode, issuer: Issuer
-) -> None:
+def test_renewed_token_ends_forbidden_sessions_of_amqp10(node: ClusterNode, issuer: Issuer) -> None:
     token = issuer.token(*ALL)
     with connect(node, token) as connection:
         channel = connection.channel()

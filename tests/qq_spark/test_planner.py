@@ -1,4 +1,4 @@
-"""Micro-batches of a stream: a query whose driver crashes at any step reads each message once.
+"""Micro-batches of a stream: after a crash of its driver at any step, a query reads each message once.
 
 The cluster is a state machine, and Spark is `Query`, which calls the planner in the order of Spark's
 `MicroBatchExecution`.
@@ -194,14 +194,14 @@ def test_fenced_driver_neither_leases_nor_commits(driver: Driver) -> None:
 
 
 def advance_anew(driver: Driver) -> None:
-    """End the group, and let another query read as many messages with it."""
+    """End the group. A second query opens it again, and reads as many messages."""
     driver.apply(c.CloseGroup("/", "a", "g", 0, True), publish(4, "a"))
     Query(driver, {"queue": "a"}, Limits(2, 10**6), passes_start=True).run(run_quietly)
     driver.apply(publish(1, "a"))
 
 
 def declare_anew(driver: Driver) -> None:
-    """Replace the queue, and let another query open a group of the same name."""
+    """Replace the queue. A second query opens a group of the same name."""
     driver.apply(c.DeleteQueue(1, 2, "a", False, False), declare("a"))
     Query(driver, {"queue": "a"}, Limits(2, 10**6), passes_start=True).run(run_quietly)
 

@@ -1533,6 +1533,6 @@ def test_without_the_hazard_the_same_worlds_are_survived(options: SimulationOpti
         pytest.param(98, SLOW_ROLLBACKS, id="a log had another entry in the place of a committed one"),
     ],
 )
-def test_rollbacks_stay_within_what_others_remember(seed: int, options: SimulationOptions) -> None:
+def test_rollbacks_stay_within_the_memories_of_peers(seed: int, options: SimulationOptions) -> None:
     """No node could know what the directory lacked, or it was judged by what it did not owe."""
     assert not run(seed, options).violation

@@ -34,7 +34,7 @@ def write_lease(archive: Archive, series: str, lease: int, day: int) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """An archive of a queue with leases 0 to 5, of which two were taken each day."""
+    """An archive of a queue with leases 0 to 5: each day has two leases."""
     archive = Archive(str(tmp_path / "archive"))
     archive.create("/")
     archive.write_series(Series("orders", PRESENT, is_snapshot=False))
@@ -48,7 +48,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def check(directory: Path) -> str:
-    """Return what the command prints. Raise ArchiveError."""
+    """Return the output of the command. Raise ArchiveError."""
     result = invoke("check", str(directory))
     if result.exception is not None:
         raise result.exception
@@ -100,7 +100,7 @@ def test_leases_of_deleted_partitions_are_not_missing(directory: Path) -> None:
         check(directory)
 
 
-def test_deleted_leases_above_an_incomplete_partition_are_not_missing(directory: Path) -> None:
+def test_deleted_leases_may_be_above_an_incomplete_partition(directory: Path) -> None:
     kept = manifest(directory, 0).parent
     (kept / data_name(PRESENT, 1, 1)).touch()
     delete_older(directory, 0)
@@ -128,7 +128,7 @@ def test_unfinished_snapshot_may_lack_leases(directory: Path) -> None:
 
 
 def test_files_are_checked_although_a_lease_is_missing(directory: Path) -> None:
-    """Somebody may have released the lease, and then it is missing for ever."""
+    """A lease that an operator has released is missing for ever."""
     manifest(directory, 3).unlink()
     data = next(directory.glob("queue=orders/*/*-000000000005-0000.parquet"))
     data.unlink()
@@ -158,7 +158,7 @@ def test_count_that_is_no_number_is_named(directory: Path) -> None:
         check(directory)
 
 
-def test_file_with_another_number_of_rows_is_named(directory: Path) -> None:
+def test_file_with_a_wrong_row_count_is_named(directory: Path) -> None:
     file = manifest(directory, 2)
     (data,) = json.loads(file.read_text())["files"]
     change(file, messages=4, files=[data | {"messages": 4}])

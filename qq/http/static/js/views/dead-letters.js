@@ -100,7 +100,7 @@ function Found({ vhost, name, reason, from, text }) {
   };
   useEffect(() => {
     newest.current += 1;
-    setFound((/** @type {any} */ last) => last && { ...last, next_offset: null }); // what the next messages are depends on the filter
+    setFound((/** @type {any} */ last) => last && { ...last, next_offset: null }); // the filter decides which messages come next
     const timer = setTimeout(() => show(0), found ? TYPING_MS : 0);
     return () => clearTimeout(timer);
   }, [reason, from, text, turn]);
